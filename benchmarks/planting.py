@@ -22,7 +22,10 @@ from pytest_trlcompat.matrix.sessions import Project
 __all__ = ["ROOT", "copied_checkout", "environment_of", "outcomes_of_report", "plant", "run_pytest"]
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("pytest_trlcompat", "suites", "fixtures", "tests", "pyproject.toml", "README.md", "noxfile.py", "docs")
+COPIED = (
+    *("pytest_trlcompat", "suites", "fixtures", "tests", "docs"),
+    *("pyproject.toml", "README.md", "hatch_build.py", "noxfile.py"),
+)
 TIMEOUT = 900.0
 """Seconds for one suite, or one file of tests, in one cell."""
 

@@ -24,18 +24,12 @@ project = "pytest-trlcompat"
 copyright = "the authors of pytest-trlcompat, Apache-2.0"
 release = __version__
 
-GENERATED = {
-    "Cures": "cures.md",
-    "All known": "issues/*.md",
-    '<a href="explore/': "explore/explore.html",
-}
-"""How those lines of the page of known issues begin that belong to generated files, and the files."""
-
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinxcontrib.programoutput",
+    "made_pages",
     "faults_table",
     "held_trainings",
     "from_source",
@@ -60,21 +54,12 @@ def leave_out_of_navigation(app: Sphinx, doctree: nodes.document) -> None:
         app.env.metadata[app.env.docname]["orphan"] = True
 
 
-def leave_out_missing_pages(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Drop the lines that lead to generated files which this checkout does not have."""
-    if docname == "known-issues":
-        missing = tuple(line for line, files in GENERATED.items() if not any(Path(app.srcdir).glob(files)))
-        source[0] = "\n".join(line for line in source[0].splitlines() if not line.startswith(missing))
-
-
 def copy_explorable_report(app: Sphinx, error: Exception | None) -> None:
-    """Make the report that one explores a part of the site, as it is, where one has been published."""
-    report = Path(app.srcdir) / "explore"
-    if error is None and report.is_dir():
-        shutil.copytree(report, Path(app.outdir) / "explore", dirs_exist_ok=True)
+    """Make the report that one explores a part of the site, as it is."""
+    if error is None:
+        shutil.copytree(Path(app.srcdir) / "explore", Path(app.outdir) / "explore", dirs_exist_ok=True)
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("source-read", leave_out_missing_pages)
     app.connect("doctree-read", leave_out_of_navigation)
     app.connect("build-finished", copy_explorable_report)

@@ -47,6 +47,8 @@ _IRRELEVANT = (
     *("matrix", "bisect", "doctor", "watch", "templates", "__pycache__"),
     *("boundaries.py", "header.py", "summary.py", "evidence.json"),
     *("locks", "hashes", "matrix.toml"),
+    # Made by a build, and there or not by how this project is installed.
+    *("__init__.pyi", "known.json"),
 )
 """Files and folders on which no verdict depends, or (locks) that the packages stand for."""
 

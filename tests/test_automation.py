@@ -22,6 +22,7 @@ from pytest_trlcompat.matrix.parsing import read_matrix
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
 SWEEP = WORKFLOW.with_name("sweep.yml")
+SITE = WORKFLOW.with_name("site.yml")
 HOOKS = ROOT / ".pre-commit-config.yaml"
 LIST_CELLS = "nox -l --json -s matrix -- --full"
 
@@ -68,7 +69,11 @@ def test_every_supported_python_is_tested() -> None:
     main = read_matrix(ROOT / "fixtures" / "matrix.toml").python
     others = runpy.run_path(str(ROOT / "noxfile.py"))["OTHER_PYTHONS"]
     assert sorted([main, *others]) == pythons
-    jobs = {**workflow()["jobs"], **yaml.safe_load(SWEEP.read_text())["jobs"]}
+    jobs = {
+        **workflow()["jobs"],
+        **yaml.safe_load(SWEEP.read_text())["jobs"],
+        **yaml.safe_load(SITE.read_text())["jobs"],
+    }
     assert jobs["unit"]["strategy"]["matrix"]["python"] == others
     assert yaml.safe_load((ROOT / ".gitlab-ci.yml").read_text())["default"]["image"] == f"python:{main}"
     setups = [step for job in jobs.values() for step in job["steps"] if "setup-python" in step.get("uses", "")]
@@ -104,7 +109,7 @@ def test_the_workflow_runs_what_ci_run_does_and_nightly_every_cell() -> None:
 
 @pytest.mark.parametrize(
     ("file", "least"),
-    [(WORKFLOW, 3), (SWEEP, 2), (ROOT / ".gitlab-ci.yml", 2), (ROOT / ".ci" / "run", 6)],
+    [(WORKFLOW, 3), (SWEEP, 2), (SITE, 1), (ROOT / ".gitlab-ci.yml", 3), (ROOT / ".ci" / "run", 6)],
     ids=lambda value: value.name if isinstance(value, Path) else "",
 )
 def test_automation_names_only_sessions_that_exist(file: Path, least: int) -> None:
@@ -114,6 +119,40 @@ def test_automation_names_only_sessions_that_exist(file: Path, least: int) -> No
     names = {name for words in sessions for name in re.findall(r"(?<![^\s\"])\w+", words)}
     assert len(names) >= least
     assert names <= set(re.findall(r"^[-*] (\w+)", nox_list(), re.MULTILINE))
+
+
+def test_the_site_is_published_from_main_by_a_job_that_runs_no_code_of_ours() -> None:
+    site = yaml.safe_load(SITE.read_text())
+    assert site[True]["push"] == {"branches": ["main"]}  # YAML 1.1 reads `on` as a truth value
+    assert set(site[True]) == {"push", "workflow_dispatch"}
+    assert site["permissions"] == {"contents": "read"}
+    build, deploy = site["jobs"]["build"], site["jobs"]["deploy"]
+    assert "permissions" not in build
+    assert [step["run"] for step in build["steps"] if "run" in step][-1] == "nox -s docs"
+    upload = next(step for step in build["steps"] if "upload-pages-artifact" in step.get("uses", ""))
+    assert upload["with"] == {"path": "build/docs"}
+    assert deploy["needs"] == "build"
+    assert deploy["if"] == "github.ref == 'refs/heads/main'"
+    assert deploy["permissions"] == {"pages": "write", "id-token": "write"}
+    assert [step["uses"].partition("@")[0] for step in deploy["steps"]] == ["actions/deploy-pages"]
+    assert not any("run" in step for step in deploy["steps"])
+
+
+def test_the_site_is_published_from_the_default_branch_on_gitlab() -> None:
+    pages = yaml.safe_load((ROOT / ".gitlab-ci.yml").read_text())["pages"]
+    assert pages["script"][-2:] == ["nox -s docs", "mv build/docs public"]
+    assert pages["artifacts"]["paths"] == ["public"]
+    assert [rule["if"] for rule in pages["rules"]] == [
+        '$CI_PIPELINE_SOURCE == "push" && $CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH'
+    ]
+
+
+def test_every_workflow_asks_for_no_more_than_reading() -> None:
+    for path in sorted(WORKFLOW.parent.glob("*.yml")):
+        document = yaml.safe_load(path.read_text())
+        assert document["permissions"] == {"contents": "read"}, path.name
+        wider = {name for name, job in document["jobs"].items() if "permissions" in job}
+        assert wider == ({"deploy"} if path == SITE else set()), path.name
 
 
 def test_hooks_have_the_version_of_ruff_that_lint_has() -> None:

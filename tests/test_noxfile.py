@@ -51,7 +51,7 @@ def checkout(tmp_path: Path) -> Path:
     """A copy of the files that nox needs, without results and environments."""
     for name in ("pytest_trlcompat", "fixtures", "suites"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("noxfile.py", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("hatch_build.py", "noxfile.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     return tmp_path
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,8 +18,12 @@ import pytest
 from packaging.requirements import Requirement
 
 from pytest_trlcompat import __version__
+from pytest_trlcompat.catalog import known_issues, upstream_reports
+from pytest_trlcompat.trainers import known, names, stub
 
 ROOT = Path(__file__).resolve().parents[1]
+MADE = ("__init__.pyi", "known.json", "*.md")
+"""What a build makes."""
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +56,82 @@ def test_the_wheel_is_pure_and_holds_nothing_but_the_package(wheel: Path, member
     assert "pytest_trlcompat/py.typed" in members
     assert "pytest_trlcompat/trainers/__init__.pyi" in members
     assert f"pytest_trlcompat-{__version__}.dist-info/licenses/LICENSE" in members
+
+
+def test_the_wheel_holds_what_git_has_no_copy_of(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("pytest_trlcompat/trainers/__init__.pyi").decode() == stub.stub()
+        assert archive.read("pytest_trlcompat/trainers/known.json").decode() == known.stored()
+        for name in upstream_reports.reported():
+            report = archive.read(f"pytest_trlcompat/fixtures/upstream/{name}.md").decode()
+            assert report == upstream_reports.stored_report(known_issues.load()[name])
+        names_in_wheel = archive.namelist()
+    assert len(names_in_wheel) == len(set(names_in_wheel))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the sources as git has them."""
+    folder = tmp_path / "checkout"
+    for name in ("pytest_trlcompat", "suites", "fixtures"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", *MADE))
+    for name in ("hatch_build.py", "pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+
+
+def build_editable(checkout: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """As pip and uv build an editable installation."""
+    folder.mkdir()
+    program = "import sys; from hatchling.build import build_editable; print(build_editable(sys.argv[1]))"
+    command = [sys.executable, "-c", program, str(folder)]
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+
+
+def test_an_editable_installation_gets_the_stub_and_reads_all_else_from_its_sources(
+    checkout: Path, tmp_path: Path
+) -> None:
+    before = files(checkout)
+    done = build_editable(checkout, tmp_path / "built")
+    assert done.returncode == 0, done.stderr
+    assert files(checkout) - before == {checkout / "pytest_trlcompat" / "trainers" / "__init__.pyi"}
+    assert (checkout / "pytest_trlcompat" / "trainers" / "__init__.pyi").read_text(encoding="utf-8") == stub.stub()
+    with zipfile.ZipFile(tmp_path / "built" / done.stdout.splitlines()[-1]) as archive:
+        names_of_package = [name for name in archive.namelist() if name.startswith("pytest_trlcompat/")]
+        assert {name.split("/")[1] for name in names_of_package} == {"fixtures", "suites"}
+        assert archive.read("_editable_impl_pytest_trlcompat.pth").decode().strip() == str(checkout)
+
+
+def test_an_editable_installation_of_a_checkout_that_cannot_be_written_works_without_the_stub(
+    checkout: Path, tmp_path: Path
+) -> None:
+    (checkout / "pytest_trlcompat" / "trainers" / "__init__.pyi").mkdir()  # root may write wherever it likes, but here
+    done = build_editable(checkout, tmp_path / "built")
+    assert done.returncode == 0, done.stderr
+    assert "type checkers will not know the names of pytest_trlcompat.trainers: [Errno 21]" in done.stderr
+
+
+def test_a_checkout_that_nobody_has_built_is_read_as_it_is_and_nothing_is_written(checkout: Path) -> None:
+    before = files(checkout)
+    program = (
+        "import pytest_trlcompat, sys; from pytest_trlcompat import cli; "
+        "from pytest_trlcompat.trainers import known, names; "
+        "cured = known.issues_of('AbsolutePositionsMixin'); "
+        "print(pytest_trlcompat.__file__, len(names.MODULES), cured[0].id); sys.exit(cli.main(['issue', cured[0].id]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    first, title, *_ = done.stdout.splitlines()
+    assert first == f"{checkout / 'pytest_trlcompat' / '__init__.py'} {len(names.MODULES)} grpo-positions"
+    assert title == "grpo-positions"
+    assert files(checkout) == before
 
 
 def test_the_wheel_holds_every_source_file_the_suites_and_the_fixtures(members: set[str]) -> None:
@@ -107,6 +189,7 @@ def test_the_sdist_is_complete(distributions: Path, wheel: Path, members: set[st
         "LICENSE",
         "CHANGELOG.md",
         "CONTRIBUTING.md",
+        "hatch_build.py",
         "noxfile.py",
         ".ci/run",
         ".github/workflows/ci.yml",

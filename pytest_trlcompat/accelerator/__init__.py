@@ -8,7 +8,7 @@ backend ``hccl``.
 ``TRLCOMPAT_ACCELERATOR_TRACE=1`` makes the device print each operator that falls back to the CPU's kernel, on stderr.
 
 Libraries have branches for NPUs that a GPU never takes. All of them are known: ``branches.py`` finds them in the
-source, ``npu_branches.toml`` says what is done about each (docs/npu-branches.md), and
+source, ``npu_branches.toml`` says what is done about each, and
 ``standin/torch_npu/_as_cuda.py`` makes libraries behave as on CUDA where that is needed. ``artefacts.py`` recognises
 failures in such a branch, or of a missing kernel. Consider the limits listed there before you believe a failure on
 this device.

@@ -1,4 +1,4 @@
-"""The page ``docs/npu-branches.md``: ``npu_branches.toml`` for people. A test fails where the two differ."""
+"""The page of branches for NPUs: ``npu_branches.toml`` for people, made when the site is built."""
 
 from __future__ import annotations
 

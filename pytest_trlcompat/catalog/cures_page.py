@@ -1,8 +1,6 @@
-"""The page ``docs/cures.md``: what the corrected trainers cure, made from the catalogue. A test fails on drift.
+"""The page of cures: what the corrected trainers cure, made from the catalogue when the site is built, and by
 
     python -m pytest_trlcompat.catalog.cures_page docs/cures.md
-
-Also writes what the mixins themselves say of it, ``trainers/known.json``.
 
 Imports no package of the stack.
 """
@@ -10,7 +8,6 @@ Imports no package of the stack.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,10 +18,9 @@ from pytest_trlcompat.catalog.issue import STRATEGIES, KnownIssue
 from pytest_trlcompat.catalog.remedies import cured_in, mixins, remedy
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.trainers.kinds import kind_named
-from pytest_trlcompat.trainers.known import FILE as KNOWN
 from pytest_trlcompat.trainers.names import names_of
 
-__all__ = ["known", "main", "page", "short_link"]
+__all__ = ["main", "page", "short_link"]
 
 _HEAD = """\
 # Cures
@@ -131,26 +127,15 @@ def _not_cured(issues: Iterable[KnownIssue]) -> Iterator[str]:
                 yield f"- `{issue.id}` with {ranges}: {each.why}."
 
 
-def known(issues: Iterable[KnownIssue]) -> str:
-    """What ``trainers/known.json`` must be: each mixin to the issues that it cures."""
-    found: dict[str, list[dict[str, object]]] = {}
-    for issue in issues:
-        for mixin in mixins(issue):
-            described: dict[str, object] = {"id": issue.id, "title": issue.title, "upstream": list(issue.upstream)}
-            found.setdefault(mixin, []).append(described)
-    return json.dumps(dict(sorted(found.items())), indent=1, ensure_ascii=False) + "\n"
-
-
 def main() -> None:
     """The program."""
     parser = argparse.ArgumentParser(
         prog="python -m pytest_trlcompat.catalog.cures_page",
-        description="Write the list of cures, in Markdown, and what the mixins say of it.",
+        description="Write the list of cures, in Markdown.",
     )
     parser.add_argument("page", type=Path, metavar="FILE", help="docs/cures.md of the checkout")
     issues = known_issues.load().values()
     parser.parse_args().page.write_text(page(issues), encoding="utf-8")
-    KNOWN.write_text(known(issues), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The page ``docs/explanation/findings.md``: known issues that conformance found, made from the catalogue.
+"""The page of findings: known issues that conformance found, made from the catalogue when the site is built, and by
 
     python -m pytest_trlcompat.catalog.findings_page docs/explanation/findings.md fixtures/releases.toml
 
-A test fails on drift. Imports no package of the stack.
+Imports no package of the stack.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog.verdict import SUBJECTS, Verdict
+from pytest_trlcompat.trainers.issue_ids import TRAINERS, kind_of, measured_with, trainer_of
 
 if TYPE_CHECKING:
     from pytest_trlcompat.catalog.ranges import Range
@@ -31,12 +32,6 @@ __all__ = [
     "kind",
     "measured_with",
 ]
-
-TRAINERS = ("distillation", "dpo", "grpo", "kto", "ppo", "reward", "rloo", "sft")
-"""Trainers that issues of their own begin with in their ids, or end with after ``conformance``.
-
-Where another trainer had the same name before, ids of its issues have ``first-`` in front, ``first-rloo-eos-count``.
-"""
 
 STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 """The strategies; a verdict's may carry a variant after a dash, like ``fsdp1-no_shard``."""
@@ -184,12 +179,12 @@ class KnownIssue:
 
         What people call it: also ``rloo`` for the first trainer of that name.
         """
-        return _trainer_of(self.id)
+        return trainer_of(self.id)
 
     @property
     def kind(self) -> str:
         """Whose cures cure it, as :func:`measured_with` names trainers; empty for one that meets every trainer."""
-        return measured_with(self.id) if self.trainer else ""
+        return kind_of(self.id)
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -281,7 +276,6 @@ class KnownIssue:
         return next((each for each in predictions if each.applies(subject, strategy, versions)), None)
 
 
-_FIRST = "first-"
 _RAISING = (Verdict.BROKEN, Verdict.ERROR)
 """Verdicts of a suite that met an exception of its own issue."""
 WILDCARD = re.compile(r"[*?\[]")
@@ -296,17 +290,3 @@ def kind(strategy: str) -> str:
 @cache
 def _matches(patterns: tuple[str, ...], strategy: str) -> bool:
     return any(fnmatchcase(strategy, pattern) for pattern in patterns)
-
-
-def _trainer_of(issue_id: str) -> str:
-    prefix = issue_id.removeprefix("conformance-").removeprefix(_FIRST).partition("-")[0]
-    return prefix if prefix in TRAINERS else ""
-
-
-def measured_with(issue_id: str) -> str:
-    """The trainer that an issue's suite runs: ``trainer`` for a plain one of Transformers', and ``first_rloo`` for the
-    trainer that had the name of ``rloo`` before."""
-    if issue_id.startswith("trainer-"):
-        return "trainer"
-    is_first = issue_id.removeprefix("conformance-").startswith(_FIRST)
-    return ("first_" if is_first else "") + (_trainer_of(issue_id) or "grpo")

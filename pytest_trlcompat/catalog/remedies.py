@@ -14,7 +14,8 @@ from pytest_trlcompat.catalog.issue import TRAINERS as MEASURED
 from pytest_trlcompat.catalog.ranges import Range, at
 from pytest_trlcompat.catalog.regions import Domain
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.trainers.kinds import KINDS, TRAINERS, kind_named
+from pytest_trlcompat.trainers.kinds import TRAINERS
+from pytest_trlcompat.trainers.known import mixins_of
 from pytest_trlcompat.trainers.names import MODULES, names_of
 
 __all__ = ["CORRECTED", "cured_in", "mixins", "own_trainer", "remedy"]
@@ -107,9 +108,7 @@ def own_trainer(issues: Iterable[KnownIssue], trainer: str = "") -> str:
 
 def mixins(issue: KnownIssue, trainer: str = "") -> tuple[str, ...]:
     """The mixins that are its cure; of a trainer that is known, those that its kind gets."""
-    names = [name for module in (issue.cure, *issue.cure_with) for name in names_of(module) if name.endswith("Mixin")]
-    known = issue.kind or trainer
-    return tuple(name for name in names if not known or name in KINDS[kind_named(known)])
+    return mixins_of((issue.cure, *issue.cure_with), issue.kind or trainer)
 
 
 def _training(issue: KnownIssue, trainer: str) -> str:

@@ -1,16 +1,18 @@
 """What to paste upstream of a known issue that the newest releases still have: a script, what it prints, with what.
 
 The scripts are ``fixtures/upstream/<issue>.py``: plain CPU processes, and nothing of this package. This module runs
-them as their first lines say and writes the Markdown beside them, from the catalogue, the script and the versions::
+them as their first lines say, and keeps what they printed, and with which versions, in ``measured.json`` beside them::
 
     python -m pytest_trlcompat.catalog.upstream_reports [ISSUE ...]
 
-Imports no package of the stack; the interpreter that runs it must have it.
+From that, the catalogue and the script follows the text to paste, by ``trlcompat issue ISSUE --report``; a wheel has it
+as a file. Imports no package of the stack; the interpreter that runs the scripts must have it.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -19,18 +21,20 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pytest_trlcompat import _data, stack
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
 from pytest_trlcompat.catalog.verdict import Verdict
 
-__all__ = ["commands", "folder", "main", "output_of", "report"]
+__all__ = ["commands", "folder", "main", "output_of", "report", "reported", "stored_report"]
 
 _PROGRAMS = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
 _ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 _ASSIGNMENT = re.compile(r"[A-Z_]+=")
 _COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:python|torchrun) (?:\S+ )*\S+\.py")
+_MEASURED = "measured.json"
 TIMEOUT = 300.0
 """Seconds for one command; on an idle machine each takes 10 to 20."""
 
@@ -38,6 +42,31 @@ TIMEOUT = 300.0
 def folder() -> Path:
     """Where scripts and reports lie."""
     return _data.fixtures() / "upstream"
+
+
+def reported() -> list[str]:
+    """The ids of the issues that have a script."""
+    return sorted(path.stem for path in folder().glob("*.py"))
+
+
+def stored_report(issue: KnownIssue) -> str:
+    """The text to paste, Markdown, by what its script printed when it was last run.
+
+    Raises:
+        FileNotFoundError: the issue has no script.
+    """
+    script = folder() / f"{issue.id}.py"
+    if not script.is_file():
+        others = ", ".join(reported())
+        raise FileNotFoundError(f"{issue.id} has no script to paste upstream; those that have one: {others}")
+    measured = _measured()[issue.id]
+    versions = dict(package.split(" ") for package in measured["versions"].split(", "))
+    return report(issue, script, measured["outputs"], versions)
+
+
+def _measured() -> dict[str, Any]:
+    measured: dict[str, Any] = json.loads((folder() / _MEASURED).read_text(encoding="utf-8"))
+    return measured
 
 
 def commands(script: Path) -> list[str]:
@@ -110,12 +139,14 @@ def report(issue: KnownIssue, script: Path, outputs: Mapping[str, str], versions
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the scripts of these issues, or of all, and write their reports."""
-    names = list(arguments) or sorted(path.stem for path in folder().glob("*.py"))
-    for name in names:
-        issue, script = known_issues.load().get_issue(name), folder() / f"{name}.py"
+    """Run the scripts of these issues, or of all, and keep what they print."""
+    for name in list(arguments) or reported():
+        known_issues.load().get_issue(name)
+        script = folder() / f"{name}.py"
         outputs = {command: output_of(command, script) for command in commands(script)}
-        script.with_suffix(".md").write_text(report(issue, script, outputs, stack.installed()), encoding="utf-8")
+        measured = {**_measured(), name: {"outputs": outputs, "versions": stack.describe(stack.installed())}}
+        text = json.dumps({each: measured[each] for each in sorted(measured)}, indent=1, ensure_ascii=False)
+        (folder() / _MEASURED).write_text(f"{text}\n", encoding="utf-8")
         print(f"{name}: {'; '.join(outputs.values())}", flush=True)
     return 0
 

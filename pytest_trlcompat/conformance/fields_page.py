@@ -1,4 +1,4 @@
-"""The page ``docs/reference/fields.md``: ``fields.toml`` for people. A test fails where the two differ.
+"""The page of config fields: ``fields.toml`` for people, made when the site is built, and by
 
 python -m pytest_trlcompat.conformance.fields_page docs/reference/fields.md
 """
@@ -34,7 +34,7 @@ installed stack names those of its config classes. To give a field its place:
    values to try, and what then differs (the words are below); else the reason why it cannot, or cannot be tried here.
 2. Write that into `pytest_trlcompat/conformance/fields.toml`, whose head explains its keys. A new name of an argument
    that is there already becomes the name of its entry, and the older one moves into `names`.
-3. Run `nox -s fields`, the unit tests, and the command above, which makes this page.
+3. Run `nox -s fields` and the unit tests. The build of the site makes this page.
 
 ## What differs
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -141,10 +141,10 @@ class _Cures:
         return tuple(status_of(base, cls, trainer) for base in cls.__mro__ if _is_cure(base))
 
 
-def _in_words(cures: Iterable[CureStatus]) -> str:
-    active = {each: [cure.name for cure in cures if cure.active is each] for each in (True, None)}
-    depends = f"; depending on what it meets: {', '.join(active[None])}" if active[None] else ""
-    return f"{', '.join(active[True]) or 'none for certain'}{depends}"
+def _in_words(activities: Mapping[str, Activity]) -> str:
+    names = {each: [name for name, activity in activities.items() if activity.active is each] for each in (True, None)}
+    depends = f"; depending on what it meets: {', '.join(names[None])}" if names[None] else ""
+    return f"{', '.join(names[True]) or 'none for certain'}{depends}"
 
 
 def _is_cure(base: type) -> bool:
@@ -153,18 +153,22 @@ def _is_cure(base: type) -> bool:
 
 def status_of(cure: type[Cure], cls: type, trainer: Any = None) -> CureStatus:
     """What a cure does for a trainer, or for a class of trainers; a point that is missing is told, not raised."""
-    try:
-        _check_points_of(cure.__name__, cls)
-        activity = cure._activity(cls, trainer)
-    except CureError as error:
-        activity = Activity(False, str(error))
-    except AttributeError as error:  # a trainer made otherwise; a list of cures must not end its training
-        if trainer is None:
-            raise
-        activity = Activity(None, f"cannot be seen: {error}")
+    activity = _activity_of(cure, cls, trainer)
     issues = issues_of(cure.__name__)
     links = tuple(dict.fromkeys(link for issue in issues for link in issue.upstream))
     return CureStatus(cure.__name__, activity.active, activity.reason, tuple(issue.id for issue in issues), links)
+
+
+def _activity_of(cure: type[Cure], cls: type, trainer: Any = None) -> Activity:
+    try:
+        _check_points_of(cure.__name__, cls)
+        return cure._activity(cls, trainer)
+    except CureError as error:
+        return Activity(False, str(error))
+    except AttributeError as error:  # a trainer made otherwise; a list of cures must not end its training
+        if trainer is None:
+            raise
+        return Activity(None, f"cannot be seen: {error}")
 
 
 class Cure:
@@ -201,7 +205,10 @@ class Cure:
             from transformers.utils.logging import get_logger
 
             if self.is_world_process_zero():  # type: ignore[attr-defined] # of transformers.Trainer
-                get_logger(LOGGER).info("%s: cures at work: %s", type(self).__name__, _in_words(self.cures))
+                # Without the known issues that each cures, for which the whole catalogue may have to be read.
+                cls = type(self)
+                at_work = {base.__name__: _activity_of(base, cls, self) for base in cls.__mro__ if _is_cure(base)}
+                get_logger(LOGGER).info("%s: cures at work: %s", cls.__name__, _in_words(at_work))
         except Exception as error:  # a line in the log must not end a training
             logging.getLogger(__name__).warning("cures at work: not known, %s: %s", type(error).__name__, error)
 

@@ -17,5 +17,5 @@ class DistillationTrainer(_Cured):
     """``trl.DistillationTrainer`` of whichever release is installed, with the cures that any trainer gets.
 
     Takes what ``trl.DistillationTrainer`` takes, is one, and behaves like it elsewhere. What is cured:
-    ``docs/cures.md``; what that comes to on the installed stack: ``DistillationTrainer.cures``.
+    the page of cures; what that comes to on the installed stack: ``DistillationTrainer.cures``.
     """

@@ -16,6 +16,6 @@ _Cured: Any = cured(trl.DPOTrainer)
 class DPOTrainer(_Cured):
     """``trl.DPOTrainer`` of whichever release is installed, with the cures that any trainer gets.
 
-    Takes what ``trl.DPOTrainer`` takes, is one, and behaves like it elsewhere. What is cured: ``docs/cures.md``;
+    Takes what ``trl.DPOTrainer`` takes, is one, and behaves like it elsewhere. What is cured: the page of cures;
     what that comes to on the installed stack: ``DPOTrainer.cures``.
     """

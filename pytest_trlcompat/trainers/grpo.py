@@ -17,5 +17,5 @@ class GRPOTrainer(_Cured):
     """``trl.GRPOTrainer`` of whichever release is installed, with known bugs cured.
 
     Takes what ``trl.GRPOTrainer`` takes, is one, and behaves like it elsewhere. What is cured, where and by which of
-    its bases: ``docs/cures.md``; what that comes to on the installed stack: ``GRPOTrainer.cures``.
+    its bases: the page of cures; what that comes to on the installed stack: ``GRPOTrainer.cures``.
     """

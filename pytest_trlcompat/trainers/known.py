@@ -1,20 +1,28 @@
-"""Which known issues each mixin cures, read from ``known.json``, which is made from the catalogue.
+"""Which known issues each mixin cures, from the catalogue.
 
-    python -m pytest_trlcompat.catalog.cures_page docs/cures.md  # writes it anew, beside that page
-
-So that users can train with the mixins without the catalogue. Imports only the standard library.
+A wheel has them as ``known.json``, which its build writes. In a checkout nothing is written: there the catalogue itself
+is read, when somebody asks. So that users can train with the mixins without the package of the catalogue, its file is
+read as data. Imports only the standard library, and ``tomli`` where that has no TOML.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["FILE", "CuredIssue", "issues_of"]
+from pytest_trlcompat.trainers.issue_ids import kind_of
+from pytest_trlcompat.trainers.kinds import KINDS, kind_named
+from pytest_trlcompat.trainers.names import names_of
+
+__all__ = ["FILE", "CuredIssue", "collected", "issues_of", "mixins_of", "stored"]
 
 FILE = Path(__file__).with_name("known.json")
+_CATALOG = Path(__file__).parents[1] / "catalog" / "catalog.toml"
 
 
 @dataclass(frozen=True)
@@ -32,15 +40,53 @@ class CuredIssue:
     upstream: tuple[str, ...]
 
 
-@functools.cache
-def _issues() -> dict[str, tuple[CuredIssue, ...]]:
-    stored = json.loads(FILE.read_text(encoding="utf-8"))
-    return {
-        mixin: tuple(CuredIssue(one["id"], one["title"], tuple(one["upstream"])) for one in issues)
-        for mixin, issues in stored.items()
-    }
-
-
 def issues_of(mixin: str) -> tuple[CuredIssue, ...]:
     """Those of a mixin, by its class name, in the order of the catalogue; none where no entry names it."""
     return _issues().get(mixin, ())
+
+
+@functools.cache
+def _issues() -> Mapping[str, tuple[CuredIssue, ...]]:
+    if not FILE.is_file():
+        return collected(_entries())
+    document = json.loads(FILE.read_text(encoding="utf-8"))
+    return {
+        mixin: tuple(CuredIssue(entry["id"], entry["title"], tuple(entry["upstream"])) for entry in entries)
+        for mixin, entries in document.items()
+    }
+
+
+def collected(entries: Iterable[Mapping[str, Any]]) -> dict[str, tuple[CuredIssue, ...]]:
+    """Each mixin to the issues that it cures, from the entries of the catalogue as they are written."""
+    issues: dict[str, list[CuredIssue]] = {}
+    for entry in entries:
+        modules = (entry.get("cure", ""), *entry.get("cure_with", ()))
+        for mixin in mixins_of(modules, kind_of(entry["id"])):
+            issues.setdefault(mixin, []).append(CuredIssue(entry["id"], entry["title"], tuple(entry["upstream"])))
+    return {mixin: tuple(issues[mixin]) for mixin in sorted(issues)}
+
+
+def mixins_of(modules: Iterable[str], trainer: str = "") -> tuple[str, ...]:
+    """The mixins that modules of this package define; of a trainer that is known, those that its kind gets."""
+    names = [name for module in modules for name in names_of(module) if name.endswith("Mixin")]
+    return tuple(name for name in names if not trainer or name in KINDS[kind_named(trainer)])
+
+
+def stored() -> str:
+    """What ``known.json`` of a wheel is."""
+    document = {
+        mixin: [{"id": issue.id, "title": issue.title, "upstream": list(issue.upstream)} for issue in issues]
+        for mixin, issues in collected(_entries()).items()
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def _entries() -> list[Mapping[str, Any]]:
+    # Where trainings run this is not needed, and would take longer than what is.
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    entries: list[Mapping[str, Any]] = tomllib.loads(_CATALOG.read_text(encoding="utf-8"))["issue"]
+    return entries

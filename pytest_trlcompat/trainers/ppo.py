@@ -45,5 +45,5 @@ class PPOTrainer(_Cured):
 
     That is ``PPOv2Trainer``, ``trl.PPOTrainer`` or ``trl.experimental.ppo.PPOTrainer``. Takes what that takes, is one,
     and behaves like it elsewhere. As upstream it cannot resume: ``train`` takes no checkpoint. What is cured, where and
-    by which of its bases: ``docs/cures.md``; what that comes to on the installed stack: ``PPOTrainer.cures``.
+    by which of its bases: the page of cures; what that comes to on the installed stack: ``PPOTrainer.cures``.
     """

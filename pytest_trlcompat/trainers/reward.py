@@ -16,6 +16,6 @@ _Cured: Any = cured(trl.RewardTrainer)
 class RewardTrainer(_Cured):
     """``trl.RewardTrainer`` of whichever release is installed, with the cures that any trainer gets.
 
-    Takes what ``trl.RewardTrainer`` takes, is one, and behaves like it elsewhere. What is cured: ``docs/cures.md``;
+    Takes what ``trl.RewardTrainer`` takes, is one, and behaves like it elsewhere. What is cured: the page of cures;
     what that comes to on the installed stack: ``RewardTrainer.cures``.
     """

@@ -17,6 +17,6 @@ class RLOOTrainer(_Cured):
     """``trl.RLOOTrainer`` of whichever release is installed, with the cures that any trainer gets.
 
     Where its training loop is PPO's, in older releases, also with cures of that. Takes what ``trl.RLOOTrainer`` takes,
-    is one, and behaves like it elsewhere. What is cured: ``docs/cures.md``; what that comes to on the installed stack:
+    is one, and behaves like it elsewhere. What is cured: the page of cures; what that comes to on the installed stack:
     ``RLOOTrainer.cures``.
     """

@@ -16,6 +16,6 @@ _Cured: Any = cured(trl.SFTTrainer)
 class SFTTrainer(_Cured):
     """``trl.SFTTrainer`` of whichever release is installed, with the cures that any trainer gets.
 
-    Takes what ``trl.SFTTrainer`` takes, is one, and behaves like it elsewhere. What is cured: ``docs/cures.md``;
+    Takes what ``trl.SFTTrainer`` takes, is one, and behaves like it elsewhere. What is cured: the page of cures;
     what that comes to on the installed stack: ``SFTTrainer.cures``.
     """

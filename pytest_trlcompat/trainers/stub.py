@@ -1,23 +1,24 @@
-"""The stub of this package, ``__init__.pyi``, made from what its modules export. A test fails where it is out of date.
+"""The stub of this package, ``__init__.pyi``, by which type checkers and editors know the names that modules export.
 
-    python -m pytest_trlcompat.trainers.stub  # writes it anew
+Git has no copy of it. The build writes it into a wheel, and for an editable installation next to ``__init__.py``;
+``nox -s lint`` writes it there too, and so does::
 
-Type checkers and editors find the names in it, and at run time ``names`` does, so that nobody lists them by hand.
-Imports only the standard library.
+    python -m pytest_trlcompat.trainers.stub
+
+Nothing reads it at run time. Imports only the standard library.
 """
 
 from __future__ import annotations
 
-import ast
+import os
+import tempfile
 from pathlib import Path
 
-from pytest_trlcompat.trainers.names import STUB
+from pytest_trlcompat.trainers.names import MODULES
 
-__all__ = ["stub"]
+__all__ = ["STUB", "stub", "write"]
 
-_ENDINGS = ("Mixin", "Trainer", "Config", "Callback")
-_OTHERS = ("CureError", "cured")
-"""What the package offers beside classes of these endings; other functions and errors stay in their modules."""
+STUB = Path(__file__).with_name("__init__.pyi")
 _HEAD = '''\
 """Made by `python -m pytest_trlcompat.trainers.stub` from what the modules export; do not edit."""
 
@@ -25,23 +26,26 @@ _HEAD = '''\
 
 
 def stub() -> str:
-    """What ``__init__.pyi`` must be."""
-    names = [(path.stem, name) for path in sorted(STUB.parent.glob("[a-z]*.py")) for name in sorted(_exported(path))]
-    lines = [
-        f"from .{module} import {name} as {name}\n"
-        for module, name in names
-        if name.endswith(_ENDINGS) or name in _OTHERS
-    ]
+    """What ``__init__.pyi`` is."""
+    in_order = sorted(MODULES.items(), key=lambda item: (item[1], item[0]))
+    lines = [f"from .{module} import {name} as {name}\n" for name, module in in_order]
     return f"{_HEAD}{''.join(lines)}\n__all__: list[str]\n"
 
 
-def _exported(path: Path) -> list[str]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            found: list[str] = ast.literal_eval(node.value)
-            return found
-    return []
+def write(path: Path = STUB) -> None:
+    """Write it, where it is not there as it is now: whole, since several environments may be made at once."""
+    text = stub()
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return
+    # Elsewhere a file that comes and goes would be part of the code's digest, where a sweep begins at that moment.
+    scratch = path.parent / "__pycache__"
+    scratch.mkdir(exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=scratch)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
 
 
 if __name__ == "__main__":
-    STUB.write_text(stub(), encoding="utf-8")
+    write()

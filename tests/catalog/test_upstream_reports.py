@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
-from pytest_trlcompat.catalog import evidence, known_issues, remedies
-from pytest_trlcompat.catalog.upstream_reports import commands, folder, output_of, report
+from pytest_trlcompat import stack
+from pytest_trlcompat.catalog import evidence, known_issues, remedies, upstream_reports
+from pytest_trlcompat.catalog.upstream_reports import commands, folder, main, output_of, reported, stored_report
 
 SCRIPTS = sorted(folder().glob("*.py"))
 IDS = [script.stem for script in SCRIPTS]
@@ -95,18 +97,47 @@ def test_a_script_is_short_and_without_this_package(script: Path) -> None:
     assert all(command.split()[-1] == script.name for command in commands(script))
 
 
+def test_every_script_was_run_and_no_other() -> None:
+    measured = json.loads((folder() / "measured.json").read_text(encoding="utf-8"))
+    assert list(measured) == IDS == reported()
+    for script in SCRIPTS:
+        entry = measured[script.stem]
+        assert list(entry["outputs"]) == commands(script), (
+            f"run it again: python -m pytest_trlcompat.catalog.upstream_reports {script.stem}"
+        )
+        assert all("wrong" in line and "right" in line for line in entry["outputs"].values())
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=IDS)
-def test_a_report_is_made_from_catalogue_and_script_as_they_are_now(script: Path) -> None:
+def test_a_report_has_the_issue_the_script_what_it_printed_and_the_versions(script: Path) -> None:
     issue = known_issues.load()[script.stem]
-    written = script.with_suffix(".md").read_text()
-    lines = written.splitlines()
-    outputs = {command: lines[lines.index(f"$ {command}") + 1] for command in commands(script)}
-    stack_line = lines[lines.index("## Versions") + 1]
-    versions = dict(each.split(" ") for each in stack_line.split(", "))
-    assert list(versions)[:3] == ["torch", "transformers", "trl"]
-    assert written == report(issue, script, outputs, versions), (
-        f"make it again: python -m pytest_trlcompat.catalog.upstream_reports {issue.id}"
-    )
+    measured = json.loads((folder() / "measured.json").read_text(encoding="utf-8"))[issue.id]
+    lines = stored_report(issue).splitlines()
+    assert lines[0] == f"# {issue.title}"
+    assert lines[lines.index("## Versions") + 1] == measured["versions"]
+    code = lines[lines.index("```python") + 1 : lines.index("```")]
+    assert code == script.read_text(encoding="utf-8").splitlines()
+    for command, line in measured["outputs"].items():
+        assert lines[lines.index(f"$ {command}") + 1] == line
+    causes = [line.removeprefix("Cause: ").removesuffix(".") for line in lines if line.startswith("Cause: ")]
+    assert causes
+    assert set(causes) <= {prediction.why for prediction in issue.predictions if prediction.subject == "upstream"}
+    assert [line.removeprefix("- ") for line in lines if line.startswith("- https://")] == list(issue.upstream)
+
+
+def test_what_a_script_prints_is_kept_beside_that_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_reports, "folder", lambda: tmp_path)
+    (tmp_path / "measured.json").write_text('{"sft-logits": {"outputs": {}, "versions": "trl 1.0.0"}}')
+    script = tmp_path / "grpo-positions.py"
+    script.write_text('"""X.\n\n    python grpo-positions.py\n"""\nprint("wrong 1, right 2")\n')
+    assert main(["grpo-positions"]) == 0
+    assert json.loads((tmp_path / "measured.json").read_text()) == {
+        "grpo-positions": {
+            "outputs": {"python grpo-positions.py": "wrong 1, right 2"},
+            "versions": stack.describe(stack.installed()),
+        },
+        "sft-logits": {"outputs": {}, "versions": "trl 1.0.0"},
+    }
 
 
 def test_a_script_that_fails_or_prints_nothing_is_reported_with_its_output(tmp_path: Path) -> None:

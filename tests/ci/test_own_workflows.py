@@ -30,7 +30,7 @@ def copy(tmp_path: Path, home: Path, variables: dict[str, str]) -> Runner:
     project = tmp_path / "project"
     for name in ("pytest_trlcompat", "fixtures", "suites"):
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("noxfile.py", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("hatch_build.py", "noxfile.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, project)
     matrix, pairwise = (project / "fixtures" / f"{name}.toml" for name in ("matrix", "pairwise"))
     head, first, *_ = matrix.read_text().split("[[cell]]\n")

@@ -19,14 +19,6 @@ RELEASES = {version: entry["requires"] for version, entry in LISTED.items()}
 ISSUES = known_issues.load()
 
 
-def test_the_page_is_made_from_the_catalogue() -> None:
-    written = (ROOT / "docs" / "explanation" / "findings.md").read_text(encoding="utf-8")
-    assert written == page(ISSUES.values(), RELEASES), (
-        "write it anew: python -m pytest_trlcompat.catalog.findings_page docs/explanation/findings.md "
-        "fixtures/releases.toml"
-    )
-
-
 def test_releases_are_those_of_which_a_problem_is_predicted() -> None:
     assert releases_in(ISSUES["grpo-completions-table"], RELEASES) == ["0.16.0", "0.16.1"]
     found = releases_in(ISSUES["grpo-assistant-prefix"], RELEASES)

@@ -1,4 +1,4 @@
-"""The published pages: made from the evidence and the catalogue alone, and those in the repository are up to date."""
+"""The published pages: made from the evidence and the catalogue alone."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat.catalog import evidence, known_issues
+from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
 from pytest_trlcompat.catalog.issue import TRAINERS
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.matrix import history
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
-from pytest_trlcompat.matrix.report.changes import Changes, compare
+from pytest_trlcompat.matrix.report.changes import Changes
 from pytest_trlcompat.matrix.report.command import main
 from pytest_trlcompat.matrix.report.publish import report_of, write_pages
 from pytest_trlcompat.matrix.report.site import pages
@@ -54,18 +53,7 @@ def section(lines: list[str], title: str) -> list[str]:
     return lines[start:end]
 
 
-def test_the_pages_of_the_repository_are_those_that_would_be_written_now() -> None:
-    layout = Layout(ROOT)
-    published = evidence.load(layout.evidence)
-    changes = compare(published, history.read(layout.history, before=published.date))
-    wanted = pages(report_of(published), published, layout, changes)
-    drifted = [path.name for path, text in wanted.items() if not path.is_file() or path.read_text("utf-8") != text]
-    assert not drifted, "make them anew with: nox -s report -- --pages"
-    assert {path for path in layout.issues.iterdir() if path not in wanted} == set()
-
-
-def test_the_overview_is_short_and_counts_issues_by_release() -> None:
-    assert Layout(ROOT).page.stat().st_size < 40_000
+def test_the_overview_counts_issues_by_release() -> None:
     lines = made(WASTEFUL, FINE, cell("4.48.3", Verdict.OK, trl="1.0.0"))["compatibility.md"]
     assert lines[0] == "# Compatibility, as measured"
     assert lines[4].startswith("Measured until 2026-11-23: 3 cells, 6 verdicts, ")
@@ -203,17 +191,6 @@ def test_what_could_not_be_tested_is_published_as_such() -> None:
     page = made(cell("4.48.3", Verdict.UNTESTABLE, Verdict.UNTESTABLE))[f"issues/{ISSUE}.md"]
     assert "| 0.15.2 | 4.48.3 | 1 | untestable | untestable |" in page
     assert "- Measured with the corrected trainers: 1 untestable" in page
-
-
-def test_links_of_the_pages_lead_somewhere_and_no_markup_is_open() -> None:
-    for path in (Layout(ROOT).page, *Layout(ROOT).issues.glob("*.md")):
-        text = path.read_text(encoding="utf-8")
-        for target in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert (path.parent / target).is_file(), f"{path.name}: {target}"
-        outside_code = re.sub(r"`[^`\n]*`", "", text)
-        assert not re.search(r"<(?!!-- Made by|https?://)", outside_code), path.name
-        rows = [line for line in text.splitlines() if line.startswith("|")]
-        assert all(line.endswith("|") for line in rows)
 
 
 def test_the_pages_are_written_without_a_sweep_and_those_of_no_issue_go(

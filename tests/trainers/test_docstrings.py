@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pytest_trlcompat import trainers
-from pytest_trlcompat.catalog import known_issues
-from pytest_trlcompat.catalog.cures_page import known, page
+from pytest_trlcompat.catalog import known_issues, remedies
+from pytest_trlcompat.catalog.cures_page import page
+from pytest_trlcompat.trainers import known
 from pytest_trlcompat.trainers.kinds import KINDS
-from pytest_trlcompat.trainers.known import FILE
+from pytest_trlcompat.trainers.known import CuredIssue
 
-ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(path for path in Path(trainers.__file__).parent.glob("[a-z]*.py"))
 RELEASE = re.compile(r"\d+\.\d+")
 NO_CURE = {
@@ -25,6 +27,7 @@ NO_CURE = {
     "errors",
     "dpo",
     "grpo",
+    "issue_ids",
     "kinds",
     "known",
     "names",
@@ -42,10 +45,10 @@ NO_CURE = {
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
 def test_a_module_names_the_issues_that_it_cures(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    known = known_issues.load()
-    named = set(re.findall(r"``([\w-]+)``", ast.get_docstring(tree) or "")) & set(known)
+    catalog = known_issues.load()
+    named = set(re.findall(r"``([\w-]+)``", ast.get_docstring(tree) or "")) & set(catalog)
     name = f"pytest_trlcompat.trainers.{path.stem}"
-    assert named == {issue.id for issue in known.values() if name in (issue.cure, *issue.cure_with)}
+    assert named == {issue.id for issue in catalog.values() if name in (issue.cure, *issue.cure_with)}
     assert bool(named) != (path.stem in NO_CURE)
 
 
@@ -58,26 +61,47 @@ def test_docstrings_leave_releases_to_the_catalogue(path: Path) -> None:
         assert not RELEASE.findall(text or "")
 
 
-def test_the_page_of_cures_is_made_from_the_catalogue() -> None:
-    assert (ROOT / "docs" / "cures.md").read_text(encoding="utf-8") == page(known_issues.load().values()), (
-        "write it anew: python -m pytest_trlcompat.catalog.cures_page docs/cures.md"
-    )
+def test_what_the_mixins_say_is_what_the_catalogue_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Read from the catalogue in a checkout, and from ``known.json`` where a wheel has one."""
+    cured: dict[str, list[CuredIssue]] = {}
+    for issue in known_issues.load().values():
+        for mixin in remedies.mixins(issue):
+            cured.setdefault(mixin, []).append(CuredIssue(issue.id, issue.title, issue.upstream))
+    assert len(cured) > 60
+    for path in (tmp_path / "missing.json", tmp_path / "known.json"):
+        monkeypatch.setattr(known, "FILE", path)
+        known._issues.cache_clear()
+        assert {mixin: list(known.issues_of(mixin)) for mixin in cured} == cured
+        assert set(known._issues()) == set(cured)
+        (tmp_path / "known.json").write_text(known.stored(), encoding="utf-8")
+    known._issues.cache_clear()
 
 
-def test_what_the_mixins_say_is_made_from_the_catalogue() -> None:
-    assert FILE.read_text(encoding="utf-8") == known(known_issues.load().values()), (
-        "write it anew: python -m pytest_trlcompat.catalog.cures_page docs/cures.md"
+def test_a_training_does_not_read_the_catalogue() -> None:
+    """It would take as long as a short training: which cures are at work is logged without it."""
+    program = (
+        "import pathlib; from pytest_trlcompat.trainers import _cure, known\n"
+        "known._CATALOG = known.FILE = pathlib.Path('/missing')\n"
+        "class AMixin(_cure.Cure): ...\n"
+        "AMixin.__module__ = 'pytest_trlcompat.trainers.a'\n"
+        "class Trainer(AMixin): pass\n"
+        "at_work = {'AMixin': _cure._activity_of(AMixin, Trainer)}\n"
+        "print(_cure._in_words(at_work))\n"
+        "try: Trainer.cures\n"
+        "except FileNotFoundError as error: print('asked:', error.filename)\n"
     )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "none for certain; depending on what it meets: AMixin\nasked: /missing\n"
 
 
 def test_the_page_has_a_row_for_each_cured_issue_in_the_sections_of_its_kinds() -> None:
-    known = known_issues.load()
-    sections = dict(re.findall(r"^## (.+)\n(?s:(.*?))(?=^## )", page(known.values()), re.MULTILINE))
+    catalog = known_issues.load()
+    sections = dict(re.findall(r"^## (.+)\n(?s:(.*?))(?=^## )", page(catalog.values()), re.MULTILINE))
     rows = {title: set(re.findall(r"^\| `([\w-]+)`: ", text, re.MULTILINE)) for title, text in sections.items()}
     assert list(rows) == ["Any trainer", "GRPO", "PPO", "RLOO", "Distillation", "RLOO until TRL 0.21"]
-    assert set().union(*rows.values()) == {issue.id for issue in known.values() if issue.cure}
+    assert set().union(*rows.values()) == {issue.id for issue in catalog.values() if issue.cure}
     assert {"fsdp-sharded-save", "deepspeed-evaluate-before-train"} <= rows["Any trainer"]
-    assert not {known[name].trainer for name in rows["Any trainer"]} & {"grpo", "ppo"}
+    assert not {catalog[name].trainer for name in rows["Any trainer"]} & {"grpo", "ppo"}
     assert not rows["Any trainer"] & (rows["GRPO"] | rows["RLOO"] | rows["RLOO until TRL 0.21"])
     assert "deepspeed-hook-registration" in rows["GRPO"] & rows["PPO"]
     assert rows["Any trainer"] & rows["PPO"] == {

@@ -3,23 +3,55 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from pytest_trlcompat import trainers
-from pytest_trlcompat.trainers.names import MODULES, STUB, names_of
-from pytest_trlcompat.trainers.stub import stub
+from pytest_trlcompat.trainers.names import MODULES, names_of
+from pytest_trlcompat.trainers.stub import stub, write
+
+FOLDER = Path(trainers.__file__).parent
 
 
-def test_the_stub_is_made_from_what_modules_export() -> None:
-    assert STUB.read_text(encoding="utf-8") == stub(), "write it anew: python -m pytest_trlcompat.trainers.stub"
+def test_the_names_are_those_that_modules_export() -> None:
+    """As the modules' syntax trees have them, which takes too long when a training begins."""
+    exported = {}
+    for path in FOLDER.glob("[a-z]*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                exported.update(dict.fromkeys(ast.literal_eval(node.value), path.stem))
+    offered = ("Mixin", "Trainer", "Config", "Callback", "CureError", "cured")
+    assert dict(MODULES) == {name: module for name, module in exported.items() if name.endswith(offered)}
+    assert len(MODULES) > 80
+
+
+def test_the_stub_imports_every_name_from_its_module() -> None:
+    head, *imports, blank, last = stub().splitlines()
+    assert head.startswith('"""Made by `python -m pytest_trlcompat.trainers.stub`')
+    nodes = [node for line in imports for node in ast.parse(line).body if isinstance(node, ast.ImportFrom)]
+    assert {alias.asname: node.module for node in nodes for alias in node.names} == dict(MODULES)
+    assert all(alias.asname == alias.name for node in nodes for alias in node.names)  # by which it is exported again
+    assert (blank, last) == ("", "__all__: list[str]")
+
+
+def test_a_stub_is_written_whole_and_only_where_it_differs(tmp_path: Path) -> None:
+    path = tmp_path / "__init__.pyi"
+    path.write_text("of another day")
+    write(path)
+    assert path.read_text(encoding="utf-8") == stub()
+    os.utime(path, ns=(1, 1))
+    write(path)
+    assert path.stat().st_mtime_ns == 1
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [path]
 
 
 def test_every_name_is_defined_by_its_module() -> None:
     for name, module in MODULES.items():
-        tree = ast.parse((STUB.parent / f"{module}.py").read_text(encoding="utf-8"))
+        tree = ast.parse((FOLDER / f"{module}.py").read_text(encoding="utf-8"))
         assert name in {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}, name
 
 

@@ -21,7 +21,8 @@ _METADATA = ("METADATA", "entry_points.txt")
 """Of the installed package: by its entry point pytest finds the plugin."""
 
 
-_LEFT_OUT = ("__pycache__", ".*")
+# For type checkers alone, and written anew where the project is installed, maybe between copying and comparing.
+_LEFT_OUT = ("__pycache__", ".*", "__init__.pyi")
 
 
 def digest(layout: Layout) -> str:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pytest_trlcompat._due import Account
 from pytest_trlcompat._provenance import Provenance, difference
 from pytest_trlcompat.catalog import boundaries, known_issues
-from pytest_trlcompat.catalog.evidence import Evidence, EvidenceError, MeasuredCell, load
+from pytest_trlcompat.catalog.evidence import Evidence, EvidenceError, load
 from pytest_trlcompat.catalog.known_issues import Catalog
-from pytest_trlcompat.catalog.verdict import FITTING, Record, Verdict
+from pytest_trlcompat.catalog.verdict import Record, Verdict
 from pytest_trlcompat.matrix import history
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import write_whole
@@ -26,14 +25,21 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.report import site
 from pytest_trlcompat.matrix.report.changes import Changes, compare
 from pytest_trlcompat.matrix.report.model import CellReport, Report, evidence_of, merge
-from pytest_trlcompat.matrix.results import TESTED, UNTESTABLE, Sidecar
+from pytest_trlcompat.matrix.report.published import report_of
+from pytest_trlcompat.matrix.results import UNTESTABLE
 from pytest_trlcompat.matrix.shards import keep_seconds
-from pytest_trlcompat.stack import PACKAGES, versions_of
+from pytest_trlcompat.stack import versions_of
 
-__all__ = ["last_day", "publish", "report_of", "since_published", "with_boundaries", "write_pages"]
-
-_AS_PINNED = tuple(dict.fromkeys(("trl", "transformers", *PACKAGES)))
-"""The packages of the stack, in the order in which people pin them."""
+__all__ = [
+    "last_day",
+    "pages_of_evidence",
+    "publish",
+    "remove_old_issues",
+    "report_of",
+    "since_published",
+    "with_boundaries",
+    "write_pages",
+]
 
 
 def publish(report: Report, layout: Layout, *, keep: bool = False) -> list[Path]:
@@ -132,18 +138,34 @@ def _with_kept(report: Report, before: Report) -> Report:
 def write_pages(layout: Layout) -> list[Path]:
     """Write the pages from the evidence that stands there and the catalogue as it is now, and return their paths.
 
+    The build of the site writes them as well, with others; git ignores them.
+
+    Raises:
+        MatrixError: nothing was published.
+    """
+    pages = pages_of_evidence(layout)
+    for path, text in pages.items():
+        write_whole(path, text)
+    remove_old_issues(layout, pages)
+    return list(pages)
+
+
+def remove_old_issues(layout: Layout, pages: Container[Path]) -> None:
+    """Remove the pages of issues that the catalogue no longer has."""
+    for path in layout.issues.glob("*.md"):
+        if path not in pages:
+            path.unlink()
+
+
+def pages_of_evidence(layout: Layout) -> Mapping[Path, str]:
+    """The pages' paths and texts, from the evidence that stands there and the catalogue as it is now.
+
     Raises:
         MatrixError: nothing was published.
     """
     evidence = _load(layout)
     changes = compare(evidence, history.read(layout.history, before=evidence.date))
-    found = site.pages(report_of(evidence), evidence, layout, changes)
-    for path, text in found.items():
-        write_whole(path, text)
-    for path in layout.issues.glob("*.md"):
-        if path not in found:  # of an issue that the catalogue no longer has
-            path.unlink()
-    return list(found)
+    return site.pages(report_of(evidence), evidence, layout, changes)
 
 
 def _standing(layout: Layout) -> Evidence:
@@ -159,28 +181,6 @@ def _load(layout: Layout) -> Evidence:
         return load(layout.evidence)
     except EvidenceError as error:
         raise MatrixError(f"nothing was published yet: {error}") from error
-
-
-def report_of(evidence: Evidence) -> Report:
-    """The cells of the evidence: versions of the stack, verdicts and what blocked, no more is kept of them."""
-    cells = []
-    for cell in evidence.cells:
-        pins = {package: cell.versions[package] for package in _AS_PINNED if package in cell.versions}
-        sidecar = Sidecar(cell.id, pins, TESTED, "", lock=dict(cell.versions), date=cell.date)
-        records = tuple(_records(cell))
-        days = {cell.origin_of(record.key, evidence.date) for record in records}
-        cells.append(CellReport(sidecar, records, measured_on={origin.provenance: origin.day for origin in days}))
-    return merge(Report(()), cells).judged_by(known_issues.load())
-
-
-def _records(cell: MeasuredCell) -> Iterator[Record]:
-    for key, verdict in cell.verdicts.items():
-        found: dict[str, Any] = dict(FITTING.get(verdict, {})) if key in cell.fitting else {}
-        if by := cell.blocked_by.get(key):
-            found["blocked_by"] = by
-        elif not cell.attributed:
-            found["attributed"] = False
-        yield Record(*key, verdict, None, found, provenance=cell.origin_of(key).provenance)
 
 
 def since_published(report: Report, layout: Layout, date: str) -> Changes:

@@ -38,6 +38,7 @@ def test_a_file_that_has_arrived_otherwise_is_noticed_also_one_on_which_no_verdi
     copy_project(Layout(ROOT), tmp_path)
     (tmp_path / "pytest_trlcompat" / "__pycache__").mkdir()
     (tmp_path / "pytest_trlcompat" / "__pycache__" / "cli.pyc").write_bytes(b"of this machine")
+    (tmp_path / "pytest_trlcompat" / "trainers" / "__init__.pyi").write_text("of an installation here")
     assert digest(Layout(tmp_path)) == digest(Layout(ROOT))
     with (tmp_path / "pytest_trlcompat" / "bisect" / "node_program.py").open("a") as program:
         program.write("# of another release\n")

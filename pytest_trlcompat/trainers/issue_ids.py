@@ -1,0 +1,33 @@
+"""What the id of a known issue says of its trainer."""
+
+from __future__ import annotations
+
+__all__ = ["TRAINERS", "kind_of", "measured_with", "trainer_of"]
+
+TRAINERS = ("distillation", "dpo", "grpo", "kto", "ppo", "reward", "rloo", "sft")
+"""Trainers that issues of their own begin with in their ids, or end with after ``conformance``.
+
+Where another trainer had the same name before, ids of its issues have ``first-`` in front, ``first-rloo-eos-count``.
+"""
+
+_FIRST = "first-"
+
+
+def trainer_of(issue_id: str) -> str:
+    """One of :data:`TRAINERS`, or empty for an issue that meets every trainer."""
+    prefix = issue_id.removeprefix("conformance-").removeprefix(_FIRST).partition("-")[0]
+    return prefix if prefix in TRAINERS else ""
+
+
+def measured_with(issue_id: str) -> str:
+    """The trainer that an issue's suite runs: ``trainer`` for a plain one of Transformers', and ``first_rloo`` for the
+    trainer that had the name of ``rloo`` before."""
+    if issue_id.startswith("trainer-"):
+        return "trainer"
+    is_first = issue_id.removeprefix("conformance-").startswith(_FIRST)
+    return ("first_" if is_first else "") + (trainer_of(issue_id) or "grpo")
+
+
+def kind_of(issue_id: str) -> str:
+    """Whose cures cure it, as :func:`measured_with` names trainers; empty for one that meets every trainer."""
+    return measured_with(issue_id) if trainer_of(issue_id) else ""
