@@ -55,7 +55,8 @@ class Environment:
     """A virtual environment that is ready to use.
 
     Attributes:
-        project: the folder that this project is imported from, where the environment does not hold it.
+        project: the folder that its processes import this project from. Several checkouts, and several drivers of Ray,
+            share an environment, so this is never what somebody wrote into it last.
     """
 
     root: Path
@@ -130,11 +131,11 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
         if layout.editable:
             _install_project(root, layout)
         if (version := lock.packages.get(recording_engine.DISTRIBUTION)) is not None:
-            recording_engine.install(version, _site_packages(root), layout.root)
+            recording_engine.install(version, _site_packages(root))
         if torchvision_ops.DISTRIBUTION in lock.packages:
             torchvision_ops.install(_site_packages(root))
         _check(root, lock, say)
-    return Environment(root, None if layout.editable else layout.root)
+    return Environment(root, layout.root)
 
 
 def _check(root: Path, lock: Lock, say: Say) -> None:
@@ -192,7 +193,7 @@ def install_hashed(
 def existing(lock: Lock, layout: Layout) -> Environment | None:
     """The environment of a lock, if it has been built."""
     root = _root(lock, layout)
-    return Environment(root) if _is_complete(root) else None
+    return Environment(root, layout.root) if _is_complete(root) else None
 
 
 def name_of(lock: Lock, layout: Layout) -> str:
@@ -236,7 +237,7 @@ def ensure_tools(
         _build(root, python or sys.executable, fill, lambda: say(f"building {root.name}"))
         if project:
             _install_project(root, layout)
-    return Environment(root)
+    return Environment(root, layout.root if project else None)
 
 
 def prune(layout: Layout, wanted: Iterable[Lock], say: Say = print) -> None:
@@ -322,10 +323,11 @@ def _is_complete(root: Path) -> bool:
 
 
 def _install_project(root: Path, layout: Layout) -> None:
-    """Install this checkout as editable, and again if its metadata (entry points, dependencies) changed."""
-    if not (layout.root / "pyproject.toml").is_file():
-        _point_at(layout.root, root)
-        return
+    """Install this checkout as editable, and again if its metadata (entry points, dependencies) changed.
+
+    For its metadata and programs, and for people who use the environment by hand: what processes of ours import, their
+    ``PYTHONPATH`` says.
+    """
     stamp = root / "trlcompat-project.txt"
     wanted = _digest(str(layout.root), (layout.root / "pyproject.toml").read_text(encoding="utf-8"))
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
@@ -336,14 +338,6 @@ def _install_project(root: Path, layout: Layout) -> None:
     except Untestable as error:
         raise MatrixError(f"this project itself could not be installed: {error}") from error
     write_whole(stamp, wanted)
-
-
-def _point_at(project: Path, root: Path) -> None:
-    """Put a folder that contains the installed package and its metadata on an environment's path.
-
-    Nothing needs to be built or resolved: the package's dependencies are part of every lock.
-    """
-    write_whole(_site_packages(root) / "trlcompat.pth", f"{project}\n")
 
 
 def _site_packages(root: Path) -> Path:

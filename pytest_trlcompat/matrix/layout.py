@@ -105,8 +105,8 @@ class Layout:
 
     @property
     def editable(self) -> bool:
-        """Whether environments hold this project as editable. If not, what runs in them gets it by its path, and
-        several versions of this project can share them."""
+        """Whether environments hold this project as editable, by which ``root`` needs no metadata of its own. What runs
+        in them imports it from ``root`` in any case, so several versions of this project can share them."""
         return True
 
     @property

@@ -124,8 +124,9 @@ def test_the_recording_engine_is_put_there_by_this_project(uv: FakeUv, layout: L
     assert not any("vllm" in word for arguments in uv.calls for word in arguments)
     text = (site_packages / "vllm-0.8.5+recording.dist-info" / "METADATA").read_text()
     assert text.splitlines()[1:] == ["Name: vllm", "Version: 0.8.5+recording"]
-    (line,) = (site_packages / "vllm-recording.pth").read_text().splitlines()
-    assert line == str(layout.root / "pytest_trlcompat" / "inference" / "recording_engine")
+    engine = (site_packages / "vllm" / "__init__.py").read_text()
+    assert "from pytest_trlcompat.inference.recording_engine.vllm import *" in engine
+    assert list(site_packages.glob("*.pth")) == []
 
 
 def test_deepspeed_comes_after_torch_without_isolation_and_the_project_last(uv: FakeUv, layout: Layout) -> None:
