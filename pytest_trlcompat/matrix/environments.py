@@ -43,7 +43,8 @@ _FORMAT = "1"
 """Part of every environment's key; change it when environments are built differently."""
 
 _STAMP = "trlcompat-built.json"
-_BUILDS_PROJECT = ("hatchling", "editables")
+_DIGEST_LENGTH = 12
+_ANY_DIGEST = "[0-9a-f]" * _DIGEST_LENGTH
 _COMPILED = "compiled"
 """The folder, among the environments, of the compiled modules that they share."""
 
@@ -109,18 +110,7 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
     root = _root(lock, layout)
 
     def fill(python: str) -> None:
-        if "torch" in lock.packages:
-            torch_builds.install(lock.packages["torch"], lock.python, Path(python), layout, say)
-        commits = [line for line in lock.releases if commit_wheels.COMMIT.fullmatch(line)]
-        others = [line for line in lock.releases if line not in commits and not line.startswith("torch==")]
-        built = [line for line in others if line.partition("==")[0] in BUILT_FROM_SOURCE]
-        install_hashed([line for line in others if line not in built], lock.python, python, layout)
-        if built:
-            variables = _build_variables(lock)
-            install_hashed(built, lock.python, python, layout, "--no-build-isolation", variables=variables)
-        if commits:
-            wheels = [str(commit_wheels.wheel_of(line, layout)) for line in commits]
-            uv(["pip", "install", "--quiet", "--no-deps", "--python", python, *wheels], offline=True)
+        _fill(lock, layout, python, say)
         Environment(root).adopt_modules()
 
     with (
@@ -136,6 +126,22 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
             torchvision_ops.install(_site_packages(root))
         _check(root, lock, say)
     return Environment(root, layout.root)
+
+
+def _fill(lock: Lock, layout: Layout, python: str, say: Say) -> None:
+    """Install the packages of a lock into an empty environment, each from a file whose hash is known."""
+    if "torch" in lock.packages:
+        torch_builds.install(lock.packages["torch"], lock.python, Path(python), layout, say)
+    commits = [line for line in lock.releases if commit_wheels.COMMIT.fullmatch(line)]
+    others = [line for line in lock.releases if line not in commits and not line.startswith("torch==")]
+    built = [line for line in others if line.partition("==")[0] in BUILT_FROM_SOURCE]
+    install_hashed([line for line in others if line not in built], lock.python, python, layout)
+    if built:
+        variables = _build_variables(lock)
+        install_hashed(built, lock.python, python, layout, "--no-build-isolation", variables=variables)
+    if commits:
+        wheels = [str(commit_wheels.wheel_of(line, layout)) for line in commits]
+        uv(["pip", "install", "--quiet", "--no-deps", "--python", python, *wheels], offline=True)
 
 
 def _check(root: Path, lock: Lock, say: Say) -> None:
@@ -206,51 +212,44 @@ def built(layout: Layout) -> list[str]:
     return sorted(path.name for path in layout.environments.glob("cell-*") if _is_complete(path))
 
 
-def ensure_tools(
-    name: str,
-    requirements: Sequence[str],
-    layout: Layout,
-    say: Say = print,
-    *,
-    project: bool = False,
-    python: str | None = None,
-) -> Environment:
-    """An environment with some tools; built if it does not exist.
+def ensure_tools(lock: Lock, layout: Layout, say: Say = print, *, project: bool = False) -> Environment:
+    """The environment of a tool's lock; built if it does not exist.
 
     Args:
         project: install this project as well, as editable.
-        python: the interpreter, as uv understands it (``3.12``); ``None``: the running one.
 
     Raises:
         Untestable: when it cannot be built, with uv's reason.
+        MatrixError: when it holds other packages than its lock names, which somebody has then installed or removed.
     """
-    wanted = [*requirements, *(_BUILDS_PROJECT if project else ())]
-    root = layout.environments / f"{name}-{_digest(_FORMAT, python or sys.version, *wanted)}"
-
-    def fill(python: str) -> None:
-        uv_cached_first(["pip", "install", "--quiet", "--python", python, *WHEELS_ONLY, *wanted])
-
+    root = _root(lock, layout)
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    interpreter = sys.executable if lock.python == running else lock.python
     with (
         explained_os_errors(),
         locked(root.with_suffix(".lock"), lambda: say(f"{root.name}: another process is building it")),
     ):
-        _build(root, python or sys.executable, fill, lambda: say(f"building {root.name}"))
+        fill = functools.partial(_fill, lock, layout, say=say)
+        _build(root, interpreter, fill, lambda: say(f"building {root.name}"))
         if project:
             _install_project(root, layout)
+        _check(root, lock, say)
     return Environment(root, layout.root if project else None)
 
 
 def prune(layout: Layout, wanted: Iterable[Lock], say: Say = print) -> None:
-    """Remove the environments of cells that belong to none of the locks: when a lock changes, so does its environment.
+    """Remove the environments that belong to none of the locks: when a lock changes, so does its environment.
 
-    Environments that hold other packages than their lock names are removed, too. An environment in use stays. Shared
-    files that only removed environments used are removed too.
+    Tools of which no lock is among these stay. Environments that hold other packages than their lock names are removed,
+    too. An environment in use stays. Shared files that only removed environments used are removed too.
 
     Raises:
         MatrixError: when an environment cannot be removed.
     """
     locks = {_root(lock, layout): lock for lock in wanted}
-    for root in sorted(path for path in layout.environments.glob("cell-*") if path.is_dir()):
+    kinds = {lock.kind for lock in locks.values()} - {"cell"}
+    patterns = ["cell-*", *(f"{kind}-{_ANY_DIGEST}" for kind in kinds)]  # of two tools one's name may begin another's
+    for root in sorted(path for name in patterns for path in layout.environments.glob(name) if path.is_dir()):
         lock = locks.get(root)
         account = None if lock is None else installed.account_of(root, lock.packages)
         if account is None or (_is_complete(root) and not account.is_complete):
@@ -299,7 +298,7 @@ def _users(root: Path) -> Path:
 
 
 def _root(lock: Lock, layout: Layout) -> Path:
-    return layout.environments / f"cell-{_digest(_FORMAT, lock.digest)}"
+    return layout.environments / f"{lock.kind}-{_digest(_FORMAT, lock.digest)}"
 
 
 def _build(root: Path, interpreter: str, fill: Callable[[str], None], starting: Callable[[], None]) -> None:
@@ -346,4 +345,4 @@ def _site_packages(root: Path) -> Path:
 
 
 def _digest(*texts: str) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:_DIGEST_LENGTH]

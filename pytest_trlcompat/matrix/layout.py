@@ -70,6 +70,21 @@ class Layout:
         return self.root / "fixtures" / "locks"
 
     @property
+    def tool_locks(self) -> Path:
+        """Locks of tool environments that are part of the repository."""
+        return self.locks / "tools"
+
+    @property
+    def resolved_tools(self) -> Path:
+        """Locks of other tool environments, resolved when they were built."""
+        return self.resolved / "tools"
+
+    @property
+    def runner(self) -> Path:
+        """What continuous integration installs nox from."""
+        return self.root / ".ci" / "nox.txt"
+
+    @property
     def bisections(self) -> Path:
         """Journals of bisections, with the locks of what they have tested."""
         return self.results.parent / "bisect"

@@ -24,12 +24,14 @@ from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_too
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.suite_run import child_variables
+from pytest_trlcompat.matrix.tools import ToolLock
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 LOCK = Lock(
     "trl0.17.0", datetime.date(2025, 4, 25), PYTHON, {"torchvision": "0.22.0", "vllm-recording": "0.8.5"}, "request"
 )
+TOOLS = ToolLock(f"unit-{PYTHON}", LOCK.date, PYTHON, {"torchvision": "0.22.0"}, "request")
 TORCHVISION = {
     "torchvision/__init__.py": "",
     "torchvision/version.py": "__version__ = '0.22.0+cu126'\n",
@@ -167,10 +169,10 @@ def test_tools_that_import_the_project_get_the_checkouts(tmp_path: Path) -> None
     roots = [project(tmp_path / name, name) for name in ("one", "two")]
     found = []
     for root in (*roots, roots[0]):
-        environment = ensure_tools("unit", ["pytest"], LinkedCheckout(root, tmp_path / "cache"), project=True)
+        environment = ensure_tools(TOOLS, LinkedCheckout(root, tmp_path / "cache"), project=True)
         found.append(environment.variables["PYTHONPATH"])
     assert found == [str(roots[0]), str(roots[1]), str(roots[0])]
-    assert "PYTHONPATH" not in ensure_tools("lint", ["ruff"], Layout(roots[0])).variables
+    assert "PYTHONPATH" not in ensure_tools(TOOLS, Layout(roots[0])).variables
 
 
 def test_what_a_bisection_puts_before_an_environment_does_not_hide_the_project(tmp_path: Path) -> None:
