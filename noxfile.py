@@ -219,7 +219,8 @@ def coverage(session: nox.Session) -> None:
     with errors_as_messages(session):
         unit = PROJECT.tools("unit", group("test"), project=True)
         runs = [(unit, UNIT_TESTS), *((PROJECT.stack(cell), ["tests/stack"]) for cell in STACK_TESTS)]
-        PROJECT.measure_coverage(runs, group("coverage"), session.posargs)
+        locked = PROJECT.locked(PROJECT.tool("unit", group("test"), project=True), ["coverage"])
+        PROJECT.measure_coverage(runs, locked, session.posargs)
 
 
 @nox.session(allow_parallel=True)

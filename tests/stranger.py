@@ -8,12 +8,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-__all__ = ["STRANGER", "needs_root", "open_folder", "tried", "trying"]
+__all__ = ["STRANGER", "called", "needs_root", "open_folder", "tried", "trying"]
 
 STRANGER = 65534
 """The id of the user, and of its group: ``nobody`` on most systems."""
@@ -50,6 +50,28 @@ def tried(code: str, *arguments: object) -> str:
     """What a program of the stranger prints, which has ``attempt(action)``: the name of its error, or ``it worked``."""
     command = [sys.executable, "-c", _BECOME + code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+def called(action: Callable[[], object]) -> str:
+    """What a function of ours does as the stranger, to whom we are one: the name of its error, or ``it worked``."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(STRANGER)
+            os.setuid(STRANGER)
+            action()
+            os.write(writing, b"it worked")
+        except BaseException as error:
+            os.write(writing, type(error).__name__.encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        outcome = stream.read()
+    os.waitpid(pid, 0)
+    return outcome
 
 
 @contextlib.contextmanager

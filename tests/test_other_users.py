@@ -18,10 +18,11 @@ from pytest_trlcompat._trust import open_lock
 from pytest_trlcompat.bisect.candidates.commits import _one_at_a_time
 from pytest_trlcompat.catalog import verdict
 from pytest_trlcompat.catalog.verdict import append_record, read_records
+from pytest_trlcompat.launch import children
 from pytest_trlcompat.matrix.files import in_use, locked, unless_in_use
 from tests.matrix.made_up import BROKEN, OK
 
-from .stranger import STRANGER, needs_root, open_folder, tried, trying
+from .stranger import STRANGER, called, needs_root, open_folder, tried, trying
 
 BUILD = importlib.import_module("pytest_trlcompat.accelerator.build")  # the package has a function of that name
 HOLD = """
@@ -143,6 +144,46 @@ def test_no_verdict_is_added_to_a_file_of_another_user(whose: str) -> None:
             os.chown(folder, STRANGER, STRANGER)
             append_record(path, OK)
             assert read_records(path) == [OK]
+
+
+@needs_root
+def test_a_semaphore_of_another_user_ends_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All see the names in /dev/shm, and may add one with the prefix of a launch's own, which we cannot remove."""
+    with open_folder() as folder:
+        monkeypatch.setattr(children, "_SHARED_MEMORY", folder)
+        folder.chmod(0o1777)
+        (folder / "sem.launch-theirs").touch()
+        (folder / "sem.launch-ours").touch()
+        os.chown(folder / "sem.launch-ours", STRANGER, STRANGER)
+        assert called(lambda: children._remove_semaphores("launch")) == "it worked"
+        assert [path.name for path in folder.iterdir()] == ["sem.launch-theirs"]
+
+
+SHARED = ("gettempdir", '"/tmp"', "'/tmp'", "/var/tmp", "/dev/shm")
+ALLOWED = {
+    (
+        "accelerator/standin/torch_npu/_notes_file.py",
+        "gettempdir",
+    ): "a name that mkstemp has chosen, checked before use",
+    ("inference/cpu_engine.py", "/dev/shm"): "a name of vLLM's, which is given a random part",
+    ("launch/children.py", "/dev/shm"): "names of this launch, removed; a stranger's are left",
+    ("matrix/engines/cluster.py", '"/tmp"'): "for mkdtemp: names of Ray's sockets would be too long elsewhere",
+    ("matrix/engines/own_cluster.py", '"/tmp"'): "a file of Ray's, whose owner is checked",
+}
+"""Where the package names a folder that all users write to, and why nobody is waiting there."""
+
+
+def test_no_name_in_a_folder_of_all_users_is_known_before() -> None:
+    """mkdtemp and mkstemp choose names that nobody has, and make them for this user alone; whatever else is listed."""
+    package = Path(verdict.__file__).parents[1]
+    found = {
+        (path.relative_to(package).as_posix(), word)
+        for path in package.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        for word in SHARED
+        if word in line and not line.lstrip().startswith(("#", '"""'))
+    }
+    assert found == set(ALLOWED)
 
 
 @needs_root

@@ -406,6 +406,11 @@ class Project:
         running = f"{sys.version_info.major}.{sys.version_info.minor}"
         return tool_locks.Tool(name, (*requirements, *ours), python or running)
 
+    def locked(self, tool: tool_locks.Tool, packages: Collection[str]) -> list[str]:
+        """Packages of a tool's lock, as ``coverage==7.13.0``."""
+        lock = tool_locks.lock_for(tool, self.matrix, self.layout)
+        return [f"{name}=={lock.packages[name]}" for name in packages]
+
     def bisect_tools(self, requirements: Sequence[str], words: Sequence[str]) -> Environment:
         """The environment of bisect, with Ray where its command line asks for that engine."""
         ray = engine_options.of_words(words)
