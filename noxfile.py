@@ -41,6 +41,7 @@ from pytest_trlcompat.bisect.candidates.releases import list_releases, releases_
 from pytest_trlcompat.matrix.environments import Environment  # noqa: E402
 from pytest_trlcompat.matrix.errors import MatrixError  # noqa: E402
 from pytest_trlcompat.matrix.sessions import Project  # noqa: E402
+from pytest_trlcompat.matrix.tools import Tool  # noqa: E402
 from pytest_trlcompat.matrix.workflows import check_workflows  # noqa: E402
 
 nox.needs_version = ">=2026.8"
@@ -100,10 +101,34 @@ def group(name: str) -> list[str]:
     return list(nox.project.dependency_groups(nox.project.load_toml(ROOT / "pyproject.toml"), name))
 
 
+def operators_tool(torch: str) -> tuple[str, list[str]]:
+    """Name and requirements of the environment in which PyTorch's operators are tried."""
+    needed = [f"torch=={torch}", "numpy", "scipy", "expecttest", "hypothesis", "setuptools"]
+    return f"operators-{torch.replace('.', '-')}", needed
+
+
+def known_tools() -> list[Tool]:
+    """The tool environments of these sessions, whose locks are part of the repository."""
+    main = PROJECT.matrix.python
+    ray = PROJECT.extra("ray")
+    ours = [
+        *(("unit", group("test"), python) for python in (main, *OTHER_PYTHONS)),
+        *(("cluster", [*group("test"), *ray], python) for python in CLUSTER_PYTHONS),
+        *((*operators_tool(torch), main) for torch in (OPERATORS_TORCH, *OTHER_TORCHES)),
+        *((name, group(name), main) for name in ("browser", "covering", "watch", "bisect", "docs")),
+        ("ray", ray, main),
+        ("bisect-ray", [*group("bisect"), *ray], main),
+    ]
+    others = [("lint", group("lint")), ("nox", group("nox")), ("expecttest", ["expecttest"])]
+    return [
+        *(PROJECT.tool(name, needed, project=True, python=python) for name, needed, python in ours),
+        *(PROJECT.tool(name, needed, python=main) for name, needed in (*others, PROJECT.report_tool())),
+    ]
+
+
 def try_operators(session: nox.Session, torch: str) -> None:
     """Compare every operator of PyTorch's database on the accelerator with the CPU."""
-    needed = [f"torch=={torch}", "numpy", "scipy", "expecttest", "hypothesis", "setuptools"]
-    environment = PROJECT.tools(f"operators-{torch.replace('.', '-')}", needed, project=True)
+    environment = PROJECT.tools(*operators_tool(torch), project=True)
     PROJECT.run_in(environment, ["python", "-m", "pytest", "tests/operators", *session.posargs])
 
 
@@ -194,7 +219,8 @@ def coverage(session: nox.Session) -> None:
     with errors_as_messages(session):
         unit = PROJECT.tools("unit", group("test"), project=True)
         runs = [(unit, UNIT_TESTS), *((PROJECT.stack(cell), ["tests/stack"]) for cell in STACK_TESTS)]
-        PROJECT.measure_coverage(runs, group("coverage"), session.posargs)
+        locked = PROJECT.locked(PROJECT.tool("unit", group("test"), project=True), ["coverage"])
+        PROJECT.measure_coverage(runs, locked, session.posargs)
 
 
 @nox.session(allow_parallel=True)
@@ -214,9 +240,9 @@ def cell(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def lock(session: nox.Session) -> None:
-    """Resolve the cells again, as of their dates, into fixtures/locks [-- CELL ..., --missing]."""
+    """Resolve the cells again, as of their dates, and the tools [-- CELL ..., --missing, --tools]: fixtures/locks."""
     with errors_as_messages(session):
-        PROJECT.renew_locks(session.posargs)
+        PROJECT.renew_locks(session.posargs, known_tools())
 
 
 @nox.session(default=False)

@@ -70,13 +70,30 @@ def _held(
     if int(os.environ.get("RANK", "0")):
         return [], 0
     trl = conventions.of_installed(room.trainer)
-    known = dataclasses.replace(trl, undecided={**trl.undecided, **undecided})
+    own = conventions.Unrecorded(
+        _LOGGED_BY_TRL, "which numbers it logs beside those of Transformers, a project decides"
+    )
+    known = dataclasses.replace(trl, undecided={**trl.undecided, **undecided}, unrecorded=(*trl.unrecorded, own))
     models = room.models(model, {})
     held = holding.held(recordings, room, models, known, lambda part: (rows, len(rows)))
     unseen = [(stage, f"{stage}: {held.shortfall()}") for stage in held.unseen]
     return [*unseen, *((each.stage, each.describe()) for each in held.differences)], held.compared
 
 
+_LOGGED_BY_TRL = tuple(
+    f"{kind}[{prefix}{name}*"
+    for kind, prefix in (("logs", ""), ("evaluation", "eval_"), ("evaluate()", "eval_"))
+    for name in (
+        "aux_loss",
+        "entropy",
+        "logits/",
+        "logps/",
+        "mean_token_accuracy",
+        "nll_loss",
+        "num_tokens",
+        "rewards/",
+    )
+)
 ROWS = 8
 _SHOWN = 12
 

@@ -1,4 +1,7 @@
-"""Whether another user of this machine could change what is loaded from a folder. Imports only the standard library."""
+"""Whether another user of this machine could change what is loaded from a folder, or hold a lock that we wait for.
+
+Imports only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ import pwd
 import stat
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TextIO
 
-__all__ = ["UntrustedError", "check_files", "check_folder", "make_folder"]
+__all__ = ["UntrustedError", "check_files", "check_folder", "make_folder", "open_lock"]
 
 
 class UntrustedError(Exception):
@@ -59,6 +63,25 @@ def make_folder(folder: Path) -> None:
     for path in (*reversed(folder.parents), folder):
         path.mkdir(0o755, exist_ok=True)
     check_folder(folder)
+
+
+def open_lock(path: Path) -> TextIO:
+    """Open a file for ``flock``, which nobody can open who could not write to it.
+
+    Whoever can read a file can lock it (``flock(2)``), for as long as they like, and we would wait for them.
+
+    Raises:
+        OSError: the system refused it, or ``path`` is a link.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    file = open(os.open(path, flags, 0o660), "r+", encoding="utf-8")  # noqa: SIM115
+    status = os.fstat(file.fileno())
+    mode = stat.S_IMODE(status.st_mode)
+    # A group may lock together where the umask lets it write, as in a checkout that several people share.
+    closed = 0o660 if mode & stat.S_IWGRP else 0o600
+    if mode & ~closed and status.st_uid == os.geteuid():
+        os.fchmod(file.fileno(), mode & closed)
+    return file
 
 
 def _check(path: str | Path, found: os.stat_result, *, may_be_sticky: bool = False) -> None:

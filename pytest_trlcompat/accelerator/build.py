@@ -30,7 +30,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from pytest_trlcompat._trust import UntrustedError, check_files, check_folder, make_folder
+from pytest_trlcompat._trust import UntrustedError, check_files, check_folder, make_folder, open_lock
 from pytest_trlcompat.accelerator import _child, self_test, sums
 
 __all__ = [
@@ -344,7 +344,7 @@ def _python_headers() -> Path:
 @contextlib.contextmanager
 def _locked(path: Path, report: Progress) -> Iterator[None]:
     """Hold an advisory lock. The kernel releases it when its process ends, so a killed build blocks no other."""
-    with path.open("w") as handle:
+    with open_lock(path) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -48,6 +48,10 @@ class InstalledLayout(Layout):
         return self.cache / "envs"
 
     @property
+    def editable(self) -> bool:
+        return False  # the metadata is beside the copy
+
+    @property
     def results(self) -> Path:
         return self.cache / "compat"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import requires
@@ -18,6 +19,7 @@ from pytest_trlcompat.bisect.node_program import MODULE, NodeTest
 from pytest_trlcompat.bisect.observation import Observation
 from pytest_trlcompat.bisect.predicate import IssuePredicate
 from pytest_trlcompat.bisect.session import CandidateTest, Evaluation
+from pytest_trlcompat.matrix.engines import own_cluster
 from pytest_trlcompat.matrix.engines.messages import Cancelled, Failed, Lost, ProgramEnd
 from pytest_trlcompat.matrix.engines.nodes import Nodes, Troubles
 from pytest_trlcompat.matrix.engines.options import RayOptions, node_task, of_runner
@@ -153,6 +155,7 @@ def workers_on_ray(options: RayOptions, layout: Layout, say: Callable[[str], Non
     """
     if not (layout.root / "suites").is_dir():
         raise BisectError("--engine ray sends this project's files to the nodes, so it needs a checkout of it")
+    os.environ.update(own_cluster.token_variables(options, os.environ))  # Ray reads them when it is imported
     try:
         from pytest_trlcompat.matrix.engines.cluster import connected, programs
         from pytest_trlcompat.matrix.engines.ray_tasks import node_reports

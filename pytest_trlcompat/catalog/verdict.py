@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -259,6 +260,12 @@ _LONGEST_TIME = 1e9
 """Seconds; more than 30 years."""
 
 
+_LOCK_PATIENCE = 5.0
+"""Seconds in which another worker has certainly written its line."""
+_LOCK_POLL = 0.01
+_held_by_others: set[Path] = set()
+
+
 def is_wrong(record: Record) -> bool:
     """Whether a verdict is not the predicted one, or is a failure that nothing predicted."""
     return not record.as_predicted or (record.expected is None and record.verdict in (Verdict.ERROR, Verdict.HANG))
@@ -267,21 +274,43 @@ def is_wrong(record: Record) -> bool:
 def append_record(path: Path, record: Record) -> None:
     """Append one whole line, or nothing: parallel pytest workers and full disks leave no torn line.
 
+    Who can read a file can lock it, and results are there to be read; so a lock that is held for longer than any worker
+    holds it is not waited for. A line is one write at the file's end in any case.
+
     Raises:
         OSError: with ``errno.ENOSPC`` where the disk is full.
+        PermissionError: the file belongs to a user who is neither this one, nor root, nor the owner of its folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     data = (record.to_json() + "\n").encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if (owner := os.fstat(descriptor).st_uid) not in (0, os.geteuid(), path.parent.stat().st_uid):
+            raise PermissionError(errno.EPERM, f"it belongs to the user with the id {owner}", str(path))
+        is_alone = _lock_for_a_while(descriptor, path)
         before = os.fstat(descriptor).st_size
         written = os.write(descriptor, data)
         if written != len(data):
-            os.ftruncate(descriptor, before)
+            if is_alone:
+                os.ftruncate(descriptor, before)
             raise OSError(errno.ENOSPC, "no space left for a verdict", str(path))
     finally:
         os.close(descriptor)
+
+
+def _lock_for_a_while(descriptor: int, path: Path) -> bool:
+    """Whether the lock is ours; not where another process holds it for longer than a line takes."""
+    deadline = time.monotonic() + (0 if path in _held_by_others else _LOCK_PATIENCE)
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                _held_by_others.add(path)
+                return False
+            time.sleep(_LOCK_POLL)
+        else:
+            return True
 
 
 def read_records(path: Path) -> list[Record]:

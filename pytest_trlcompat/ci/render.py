@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytest_trlcompat._data import fixtures
 from pytest_trlcompat.ci.project import Project
 
 __all__ = ["KINDS", "render"]
@@ -60,9 +61,15 @@ def _stack(project: Project) -> str:
     return '"$STACK"' if len(project.stacks) > 1 else shlex.quote(project.stacks[0])
 
 
+def _uv_version() -> str:
+    """The release of uv with which this project's own environments are built."""
+    lock = (fixtures() / "locks" / "tools" / "nox-3.11.txt").read_text(encoding="utf-8")
+    return next(line for line in lock.splitlines() if line.startswith("uv==")).removeprefix("uv==")
+
+
 def _install(project: Project) -> list[str]:
     ours = 'pytest "$PYTEST_TRLCOMPAT"'
-    prepare = ["python -m pip install uv", 'uv venv --python "$PYTHON"']
+    prepare = [f"python -m pip install uv=={_uv_version()}", 'uv venv --python "$PYTHON"']
     if project.stacks == ("uv.lock",):
         tests = f" --extra {project.extra}" if project.extra else f" --group {project.group}" if project.group else ""
         return [prepare[0], f'uv sync --frozen --python "$PYTHON"{tests}', f"uv pip install {ours}"]

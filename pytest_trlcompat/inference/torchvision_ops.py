@@ -6,24 +6,22 @@ exist``. Transformers' processors and vLLM's vision models import it for what is
 and normalized by torch. Here the operators' schemas are defined before, without anything that computes: a call of one
 of them is an error of torch's (``Could not run 'torchvision::nms'``).
 
-A copy of this file lies in a cell's environment and runs when an interpreter starts, see :func:`install`; it costs
-nothing until torchvision is imported. Imports the standard library; torch inside a function.
+What waits for the import lies in a cell's environment and runs when an interpreter starts (:mod:`.torchvision_watch`,
+see :func:`install`); what is defined is said here, in the project that the process imports. Imports the standard
+library; torch inside a function.
 """
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
 import re
 import shutil
-import sys
 from pathlib import Path
-from typing import Any
 
-__all__ = ["DISTRIBUTION", "install", "watch"]
+__all__ = ["DISTRIBUTION", "define_operators", "install"]
 
 DISTRIBUTION = "torchvision"
-_COPY = "trlcompat_torchvision_ops"
+_WATCH = "trlcompat_torchvision_ops"
+_SOURCE = Path(__file__).with_name("torchvision_watch.py")
 _OPERATOR = re.compile(r'register_fake\("torchvision::(\w+)"\)')
 """In torchvision's descriptions; those behind a question for the compiled part are registered by another name."""
 _DESCRIBED = "_meta_registrations.py"
@@ -32,32 +30,17 @@ _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def install(site_packages: Path) -> None:
-    """Put it into an environment, for every interpreter there.
+    """Have every interpreter of an environment watch for torchvision.
 
     Raises:
         OSError: the system refused it.
     """
-    shutil.copyfile(__file__, site_packages / f"{_COPY}.py")
-    (site_packages / f"{_COPY}.pth").write_text(f"import {_COPY}; {_COPY}.watch()\n", encoding="utf-8")
+    shutil.copyfile(_SOURCE, site_packages / f"{_WATCH}.py")
+    (site_packages / f"{_WATCH}.pth").write_text(f"import {_WATCH}; {_WATCH}.watch()\n", encoding="utf-8")
 
 
-def watch() -> None:
-    """From now on, look at torchvision before it is imported; once, however often this is called."""
-    if not any(isinstance(each, _Finder) for each in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        """Finds nothing itself: others find torchvision."""
-        if fullname == DISTRIBUTION:
-            sys.meta_path.remove(self)
-            spec = importlib.util.find_spec(DISTRIBUTION)
-            if spec is not None and spec.origin is not None:
-                _define(Path(spec.origin).parent)
-
-
-def _define(folder: Path) -> None:
+def define_operators(folder: Path) -> None:
+    """Define what the compiled part of the torchvision in ``folder`` would have, unless that part can be loaded."""
     import torch
 
     built_for_cuda = re.search(r"^__version__ = '[^']*\+cu", (folder / "version.py").read_text(encoding="utf-8"), re.M)

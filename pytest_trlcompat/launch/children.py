@@ -242,7 +242,9 @@ def _name_semaphores(prefix: str) -> None:
 
 def _remove_semaphores(prefix: str) -> None:
     for path in _SHARED_MEMORY.glob(f"sem.{prefix}-*"):
-        path.unlink(missing_ok=True)
+        # Every user sees the names there, and may add one; it is theirs, and ends no launch.
+        with contextlib.suppress(PermissionError):
+            path.unlink(missing_ok=True)
 
 
 def end_orphans() -> None:

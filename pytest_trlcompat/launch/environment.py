@@ -58,8 +58,8 @@ def base_environment(device: str, cluster: Cluster) -> dict[str, str]:
     if "TORCH_EXTENSIONS_DIR" not in environment and (extensions := _extensions_folder()) is not None:
         defaults["TORCH_EXTENSIONS_DIR"] = str(extensions)
     if cluster.nnodes == 1:
-        # Neither can then be reached from other machines. Other users of this one can connect to gloo; the software
-        # accelerator looks whether they have before it is used.
+        # Neither can then be reached from other machines. Other users of this one can connect to gloo; ranks look
+        # whether they have before it is used.
         defaults["GLOO_SOCKET_IFNAME"] = "lo"
         defaults["NCCL_SOCKET_IFNAME"] = "=lo"
     if device == "cpu":

@@ -21,7 +21,7 @@ import cloudpickle
 
 from pytest_trlcompat import _processes, accelerator
 from pytest_trlcompat.accelerator import artefacts
-from pytest_trlcompat.launch import comparing, debugging, proof, protocol, raising, relay, store
+from pytest_trlcompat.launch import comparing, debugging, gloo_peers, proof, protocol, raising, relay, store
 from pytest_trlcompat.launch.measuring import measured
 from pytest_trlcompat.launch.messages import LaunchSpec, RankOutcome
 from pytest_trlcompat.launch.result import Failure
@@ -104,6 +104,8 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
         accelerator.show_devices(spec.local_world_size)
     if spec.store is not None:
         store.use_file(spec.store)
+        if spec.device != "software":
+            gloo_peers.refuse_strangers()
     if "torch.distributed" in sys.modules:  # it read the variable when the server imported it
         sys.modules["torch.distributed"].set_debug_level_from_env()
     if spec.device == "cpu":

@@ -43,7 +43,8 @@ _FORMAT = "1"
 """Part of every environment's key; change it when environments are built differently."""
 
 _STAMP = "trlcompat-built.json"
-_BUILDS_PROJECT = ("hatchling", "editables")
+_DIGEST_LENGTH = 12
+_ANY_DIGEST = "[0-9a-f]" * _DIGEST_LENGTH
 _COMPILED = "compiled"
 """The folder, among the environments, of the compiled modules that they share."""
 
@@ -55,7 +56,8 @@ class Environment:
     """A virtual environment that is ready to use.
 
     Attributes:
-        project: the folder that this project is imported from, where the environment does not hold it.
+        project: the folder that its processes import this project from. Several checkouts, and several drivers of Ray,
+            share an environment, so this is never what somebody wrote into it last.
     """
 
     root: Path
@@ -108,18 +110,7 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
     root = _root(lock, layout)
 
     def fill(python: str) -> None:
-        if "torch" in lock.packages:
-            torch_builds.install(lock.packages["torch"], lock.python, Path(python), layout, say)
-        commits = [line for line in lock.releases if commit_wheels.COMMIT.fullmatch(line)]
-        others = [line for line in lock.releases if line not in commits and not line.startswith("torch==")]
-        built = [line for line in others if line.partition("==")[0] in BUILT_FROM_SOURCE]
-        install_hashed([line for line in others if line not in built], lock.python, python, layout)
-        if built:
-            variables = _build_variables(lock)
-            install_hashed(built, lock.python, python, layout, "--no-build-isolation", variables=variables)
-        if commits:
-            wheels = [str(commit_wheels.wheel_of(line, layout)) for line in commits]
-            uv(["pip", "install", "--quiet", "--no-deps", "--python", python, *wheels], offline=True)
+        _fill(lock, layout, python, say)
         Environment(root).adopt_modules()
 
     with (
@@ -130,11 +121,27 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
         if layout.editable:
             _install_project(root, layout)
         if (version := lock.packages.get(recording_engine.DISTRIBUTION)) is not None:
-            recording_engine.install(version, _site_packages(root), layout.root)
+            recording_engine.install(version, _site_packages(root))
         if torchvision_ops.DISTRIBUTION in lock.packages:
             torchvision_ops.install(_site_packages(root))
         _check(root, lock, say)
-    return Environment(root, None if layout.editable else layout.root)
+    return Environment(root, layout.root)
+
+
+def _fill(lock: Lock, layout: Layout, python: str, say: Say) -> None:
+    """Install the packages of a lock into an empty environment, each from a file whose hash is known."""
+    if "torch" in lock.packages:
+        torch_builds.install(lock.packages["torch"], lock.python, Path(python), layout, say)
+    commits = [line for line in lock.releases if commit_wheels.COMMIT.fullmatch(line)]
+    others = [line for line in lock.releases if line not in commits and not line.startswith("torch==")]
+    built = [line for line in others if line.partition("==")[0] in BUILT_FROM_SOURCE]
+    install_hashed([line for line in others if line not in built], lock.python, python, layout)
+    if built:
+        variables = _build_variables(lock)
+        install_hashed(built, lock.python, python, layout, "--no-build-isolation", variables=variables)
+    if commits:
+        wheels = [str(commit_wheels.wheel_of(line, layout)) for line in commits]
+        uv(["pip", "install", "--quiet", "--no-deps", "--python", python, *wheels], offline=True)
 
 
 def _check(root: Path, lock: Lock, say: Say) -> None:
@@ -192,7 +199,7 @@ def install_hashed(
 def existing(lock: Lock, layout: Layout) -> Environment | None:
     """The environment of a lock, if it has been built."""
     root = _root(lock, layout)
-    return Environment(root) if _is_complete(root) else None
+    return Environment(root, layout.root) if _is_complete(root) else None
 
 
 def name_of(lock: Lock, layout: Layout) -> str:
@@ -205,51 +212,44 @@ def built(layout: Layout) -> list[str]:
     return sorted(path.name for path in layout.environments.glob("cell-*") if _is_complete(path))
 
 
-def ensure_tools(
-    name: str,
-    requirements: Sequence[str],
-    layout: Layout,
-    say: Say = print,
-    *,
-    project: bool = False,
-    python: str | None = None,
-) -> Environment:
-    """An environment with some tools; built if it does not exist.
+def ensure_tools(lock: Lock, layout: Layout, say: Say = print, *, project: bool = False) -> Environment:
+    """The environment of a tool's lock; built if it does not exist.
 
     Args:
         project: install this project as well, as editable.
-        python: the interpreter, as uv understands it (``3.12``); ``None``: the running one.
 
     Raises:
         Untestable: when it cannot be built, with uv's reason.
+        MatrixError: when it holds other packages than its lock names, which somebody has then installed or removed.
     """
-    wanted = [*requirements, *(_BUILDS_PROJECT if project else ())]
-    root = layout.environments / f"{name}-{_digest(_FORMAT, python or sys.version, *wanted)}"
-
-    def fill(python: str) -> None:
-        uv_cached_first(["pip", "install", "--quiet", "--python", python, *WHEELS_ONLY, *wanted])
-
+    root = _root(lock, layout)
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    interpreter = sys.executable if lock.python == running else lock.python
     with (
         explained_os_errors(),
         locked(root.with_suffix(".lock"), lambda: say(f"{root.name}: another process is building it")),
     ):
-        _build(root, python or sys.executable, fill, lambda: say(f"building {root.name}"))
+        fill = functools.partial(_fill, lock, layout, say=say)
+        _build(root, interpreter, fill, lambda: say(f"building {root.name}"))
         if project:
             _install_project(root, layout)
-    return Environment(root)
+        _check(root, lock, say)
+    return Environment(root, layout.root if project else None)
 
 
 def prune(layout: Layout, wanted: Iterable[Lock], say: Say = print) -> None:
-    """Remove the environments of cells that belong to none of the locks: when a lock changes, so does its environment.
+    """Remove the environments that belong to none of the locks: when a lock changes, so does its environment.
 
-    Environments that hold other packages than their lock names are removed, too. An environment in use stays. Shared
-    files that only removed environments used are removed too.
+    Tools of which no lock is among these stay. Environments that hold other packages than their lock names are removed,
+    too. An environment in use stays. Shared files that only removed environments used are removed too.
 
     Raises:
         MatrixError: when an environment cannot be removed.
     """
     locks = {_root(lock, layout): lock for lock in wanted}
-    for root in sorted(path for path in layout.environments.glob("cell-*") if path.is_dir()):
+    kinds = {lock.kind for lock in locks.values()} - {"cell"}
+    patterns = ["cell-*", *(f"{kind}-{_ANY_DIGEST}" for kind in kinds)]  # of two tools one's name may begin another's
+    for root in sorted(path for name in patterns for path in layout.environments.glob(name) if path.is_dir()):
         lock = locks.get(root)
         account = None if lock is None else installed.account_of(root, lock.packages)
         if account is None or (_is_complete(root) and not account.is_complete):
@@ -298,7 +298,7 @@ def _users(root: Path) -> Path:
 
 
 def _root(lock: Lock, layout: Layout) -> Path:
-    return layout.environments / f"cell-{_digest(_FORMAT, lock.digest)}"
+    return layout.environments / f"{lock.kind}-{_digest(_FORMAT, lock.digest)}"
 
 
 def _build(root: Path, interpreter: str, fill: Callable[[str], None], starting: Callable[[], None]) -> None:
@@ -322,10 +322,11 @@ def _is_complete(root: Path) -> bool:
 
 
 def _install_project(root: Path, layout: Layout) -> None:
-    """Install this checkout as editable, and again if its metadata (entry points, dependencies) changed."""
-    if not (layout.root / "pyproject.toml").is_file():
-        _point_at(layout.root, root)
-        return
+    """Install this checkout as editable, and again if its metadata (entry points, dependencies) changed.
+
+    For its metadata and programs, and for people who use the environment by hand: what processes of ours import, their
+    ``PYTHONPATH`` says.
+    """
     stamp = root / "trlcompat-project.txt"
     wanted = _digest(str(layout.root), (layout.root / "pyproject.toml").read_text(encoding="utf-8"))
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
@@ -338,18 +339,10 @@ def _install_project(root: Path, layout: Layout) -> None:
     write_whole(stamp, wanted)
 
 
-def _point_at(project: Path, root: Path) -> None:
-    """Put a folder that contains the installed package and its metadata on an environment's path.
-
-    Nothing needs to be built or resolved: the package's dependencies are part of every lock.
-    """
-    write_whole(_site_packages(root) / "trlcompat.pth", f"{project}\n")
-
-
 def _site_packages(root: Path) -> Path:
     (found,) = (root / "lib").glob("python*/site-packages")
     return found
 
 
 def _digest(*texts: str) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:_DIGEST_LENGTH]

@@ -1,6 +1,6 @@
 """Files that several processes write: atomically, and one process at a time.
 
-Imports only the standard library.
+Imports only the standard library and what says which files to trust.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from pytest_trlcompat._trust import open_lock
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError
 
 __all__ = ["disk_is_full", "explained_os_errors", "in_use", "locked", "unless_in_use", "write_whole"]
@@ -43,8 +44,8 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[No
         waiting: called once when another process holds the lock, before waiting for it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # O_CLOEXEC is Python's default: a child that outlives its parent does not keep the lock.
-    with open(path, "a") as file:
+    # It is closed on exec: a child that outlives its parent does not keep the lock.
+    with open_lock(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -61,7 +62,7 @@ def in_use(path: Path) -> Iterator[None]:
     Any number of processes may do so at the same time; the kernel removes the mark when a process dies.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as file:
+    with open_lock(path) as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield
 
@@ -70,7 +71,7 @@ def in_use(path: Path) -> Iterator[None]:
 def unless_in_use(path: Path) -> Iterator[bool]:
     """Yield whether no process uses what ``path`` stands for; if so, none can start to within the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as file:
+    with open_lock(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -70,6 +70,21 @@ class Layout:
         return self.root / "fixtures" / "locks"
 
     @property
+    def tool_locks(self) -> Path:
+        """Locks of tool environments that are part of the repository."""
+        return self.locks / "tools"
+
+    @property
+    def resolved_tools(self) -> Path:
+        """Locks of other tool environments, resolved when they were built."""
+        return self.resolved / "tools"
+
+    @property
+    def runner(self) -> Path:
+        """What continuous integration installs nox from."""
+        return self.root / ".ci" / "nox.txt"
+
+    @property
     def bisections(self) -> Path:
         """Journals of bisections, with the locks of what they have tested."""
         return self.results.parent / "bisect"
@@ -105,8 +120,8 @@ class Layout:
 
     @property
     def editable(self) -> bool:
-        """Whether environments hold this project as editable. If not, what runs in them gets it by its path, and
-        several versions of this project can share them."""
+        """Whether environments hold this project as editable, by which ``root`` needs no metadata of its own. What runs
+        in them imports it from ``root`` in any case, so several versions of this project can share them."""
         return True
 
     @property

@@ -73,6 +73,11 @@ class Lock:
     request: str
 
     @property
+    def kind(self) -> str:
+        """How the name of its environment begins."""
+        return "cell"
+
+    @property
     def requirements(self) -> list[str]:
         return [f"{name}=={version}" for name, version in self.packages.items()]
 

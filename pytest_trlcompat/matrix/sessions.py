@@ -18,6 +18,7 @@ from typing import Any
 from pytest_trlcompat._escaping import printable
 from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.matrix import cuda, disk, downstream, hashes, locks, own_coverage, process, shards, torch_axis
+from pytest_trlcompat.matrix import tools as tool_locks
 from pytest_trlcompat.matrix.arguments import (
     FULL,
     PAIRWISE,
@@ -33,7 +34,7 @@ from pytest_trlcompat.matrix.engines import options as engine_options
 from pytest_trlcompat.matrix.engines import session as ray_session
 from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, install_hashed, prune
 from pytest_trlcompat.matrix.errors import MatrixError
-from pytest_trlcompat.matrix.files import explained_os_errors
+from pytest_trlcompat.matrix.files import explained_os_errors, write_whole
 from pytest_trlcompat.matrix.job import run_cell
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.parsing import parse_pins, read_matrix
@@ -55,8 +56,14 @@ def _say(text: str) -> None:
     print(printable(redacted(text)), flush=True)
 
 
+_BUILDS_PROJECT = ("hatchling", "editables")
+"""What installs this project as editable."""
+
 MISSING = "--missing"
 """Option of the session ``lock``: only cells whose lock is missing or out of date."""
+
+TOOLS = "--tools"
+"""Option of the session ``lock``: the tools alone, no cells."""
 
 
 class Project:
@@ -186,19 +193,28 @@ class Project:
         self._announce([cell])
         self._run(cell, options)
 
-    def renew_locks(self, arguments: Sequence[str]) -> None:
+    def renew_locks(self, arguments: Sequence[str], known_tools: Sequence[tool_locks.Tool] = ()) -> None:
         """Resolve cells and write their locks: those named; with ``--missing`` those without a valid lock; or all.
 
-        All are the cells of the matrix and those of ``--torch dated``, and the libraries of each torch's CUDA build.
-        Locks of cells that are no longer in the matrix are removed.
+        All are the cells of the matrix and those of ``--torch dated``, the libraries of each torch's CUDA build, and
+        ``known_tools``, which ``--tools`` renews alone. Locks of cells that are no longer in the matrix are removed.
         """
         missing = MISSING in arguments
+        if TOOLS in arguments:
+            if set(arguments) - {TOOLS, MISSING}:
+                raise MatrixError(f"{TOOLS} renews the locks of tools alone; leave out the cells, or {TOOLS}")
+            with explained_os_errors():
+                self._renew_tools(known_tools, missing)
+                self._renew_hashes()
+                self._write_runner(known_tools)
+            return
         cell_ids = [argument for argument in arguments if argument != MISSING]
         named = [torch_axis.find(self.matrix, self.layout, cell_id) for cell_id in cell_ids]
         with explained_os_errors():
             if named:
                 self._renew(named, missing)
             else:
+                self._renew_tools(known_tools, missing)
                 self._renew_cuda_libraries(missing)
                 self._renew([cell for cell in self.matrix.cells if PAIRS_TAG not in cell.tags], missing)
                 # After the others, since the torch of a dated cell follows from the date of its other lock.
@@ -211,6 +227,21 @@ class Project:
                 path.unlink()
                 self.say(f"{path.stem}: not a release of torch in the matrix, its CUDA libraries are removed")
             self._renew_hashes()
+            self._write_runner(known_tools)
+
+    def _renew_tools(self, known_tools: Sequence[tool_locks.Tool], missing: bool) -> None:
+        for tool in known_tools:
+            if not missing or tool_locks.kept(tool, self.layout) is None:
+                lock = tool_locks.renew(tool, self.matrix, self.layout)
+                self.say(f"{tool.id}: {len(lock.packages)} packages as of {lock.date}")
+        for path in tool_locks.strays(known_tools, self.layout):
+            path.unlink()
+            self.say(f"{path.stem}: not a tool of the noxfile, its lock is removed")
+
+    def _write_runner(self, known_tools: Sequence[tool_locks.Tool]) -> None:
+        for tool in known_tools:
+            if tool.name == tool_locks.RUNNER and (lock := tool_locks.kept(tool, self.layout)) is not None:
+                write_whole(self.layout.runner, tool_locks.runner_text(lock, self.layout))
 
     def _renew(self, cells: Iterable[Cell], missing: bool) -> None:
         for cell in cells:
@@ -227,7 +258,8 @@ class Project:
     def _renew_hashes(self) -> None:
         wanted: dict[str, set[str]] = {self.matrix.python: set()}
         torches = {(torch, self.matrix.python) for torch in self.matrix.torch}
-        for lock in [locks.read_lock(path) for path in self.layout.locks.glob("*.txt")]:
+        files = [*self.layout.locks.glob("*.txt"), *self.layout.tool_locks.glob("*.txt")]
+        for lock in [locks.read_lock(path) for path in files]:
             wanted.setdefault(lock.python, set()).update(lock.releases)
             torches.add((lock.packages.get("torch", ""), lock.python))
         for torch, python in torches:
@@ -245,7 +277,7 @@ class Project:
         return torch_axis.cells_with_kept_locks(self.matrix, self.layout)
 
     def clean(self) -> None:
-        """Remove the environments that belong to no lock: of the repository, of a sweep, or of a bisection.
+        """Remove the environments that belong to no lock: of the repository, of a sweep, of a bisection, or of a tool.
 
         What is in use stays, so that sweeps and bisections may run meanwhile.
 
@@ -256,7 +288,7 @@ class Project:
         folders = (layout.locks, layout.resolved, layout.downstream / "locks")
         paths = [path for folder in folders for path in folder.glob("*.txt")]
         paths += layout.bisections.glob("*/locks/*.txt")
-        prune(layout, [locks.read_lock(path) for path in paths], self.say)
+        prune(layout, [*(locks.read_lock(path) for path in paths), *tool_locks.known(layout)], self.say)
 
     def report(self, arguments: Sequence[str] = ()) -> None:
         """Merge the results of sweeps into the report's files, and print its summary, with ``--tables`` its tables.
@@ -267,9 +299,7 @@ class Project:
         Raises:
             MatrixError: when there are no results, or the files cannot be written.
         """
-        metadata = self._metadata()
-        needed = [each for each in metadata["dependencies"] if each.startswith(("packaging", "tomli"))]
-        tools = self.tools("report", [*needed, *metadata["optional-dependencies"]["report"]])
+        tools = self.tools(*self.report_tool())
         rest = [word for word in arguments if word not in ("--publish", "--pages")]
         publish = [part for word in arguments if word not in rest for part in (word, str(self.layout.root))]
         history = ["--history", str(self.layout.root)]
@@ -279,6 +309,11 @@ class Project:
         done = subprocess.run(command, cwd=self.layout.root, env=_variables(tools), check=False)
         if done.returncode != 0:
             raise MatrixError("the report could not be made, for the reason printed above")
+
+    def report_tool(self) -> tuple[str, list[str]]:
+        """Name and requirements of the environment that makes reports."""
+        needed = [each for each in self._metadata()["dependencies"] if each.startswith(("packaging", "tomli"))]
+        return "report", [*needed, *self.extra("report")]
 
     def test_downstream(self, arguments: Sequence[str]) -> None:
         """Test real projects beside this one; see :func:`pytest_trlcompat.matrix.downstream.session`."""
@@ -355,13 +390,26 @@ class Project:
     def tools(
         self, name: str, requirements: Sequence[str], *, project: bool = False, python: str | None = None
     ) -> Environment:
-        """An environment with tools; with ``project``, also this project and its dependencies.
+        """An environment with tools, as their lock says; with ``project``, also this project and its dependencies.
 
         Args:
-            python: the interpreter, as uv understands it (``3.12``); ``None``: the running one.
+            python: the version of the interpreter (``3.12``); ``None``: that of the running one.
         """
-        wanted = [*requirements, *(self._metadata()["dependencies"] if project else [])]
-        return ensure_tools(name, wanted, self.layout, self.say, project=project, python=python)
+        tool = self.tool(name, requirements, project=project, python=python)
+        return ensure_tools(tool_locks.lock_for(tool, self.matrix, self.layout), self.layout, self.say, project=project)
+
+    def tool(
+        self, name: str, requirements: Sequence[str], *, project: bool = False, python: str | None = None
+    ) -> tool_locks.Tool:
+        """What :meth:`tools` makes an environment of."""
+        ours = [*self._metadata()["dependencies"], *_BUILDS_PROJECT] if project else []
+        running = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return tool_locks.Tool(name, (*requirements, *ours), python or running)
+
+    def locked(self, tool: tool_locks.Tool, packages: Collection[str]) -> list[str]:
+        """Packages of a tool's lock, as ``coverage==7.13.0``."""
+        lock = tool_locks.lock_for(tool, self.matrix, self.layout)
+        return [f"{name}=={lock.packages[name]}" for name in packages]
 
     def bisect_tools(self, requirements: Sequence[str], words: Sequence[str]) -> Environment:
         """The environment of bisect, with Ray where its command line asks for that engine."""

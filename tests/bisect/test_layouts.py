@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from pytest_trlcompat.bisect import layouts
 from pytest_trlcompat.bisect.layouts import InstalledLayout, find_layout, state_folder
 from pytest_trlcompat.matrix import environments
 from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.locks import Lock
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,13 +46,25 @@ def test_an_installed_package_is_copied_without_its_neighbours(tmp_path: Path, m
     assert state_folder(layout) == tmp_path / "cache" / "bisect"
 
 
-def test_an_environment_finds_the_installed_package_without_building_it(tmp_path: Path) -> None:
-    project, root = tmp_path / "project", tmp_path / "env"
-    site_packages = root / "lib" / "python3.11" / "site-packages"
-    site_packages.mkdir(parents=True)
-    project.mkdir()
-    environments._install_project(root, Layout(project))
-    assert (site_packages / "trlcompat.pth").read_text() == f"{project}\n"
+def test_an_environment_finds_the_installed_package_by_its_path_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def venv(arguments: Sequence[str], **_: object) -> str:
+        assert arguments[0] == "venv", "the package was built or installed"
+        (Path(arguments[-1]) / "bin").mkdir(parents=True)
+        (Path(arguments[-1]) / "bin" / "python").touch()
+        metadata = Path(arguments[-1]) / "lib" / "python3.11" / "site-packages" / "trl-1.0.0.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text("Name: trl\nVersion: 1.0.0\n")
+        return ""
+
+    monkeypatch.setattr(environments, "uv", venv)
+    monkeypatch.setattr(environments, "install_hashed", lambda *_, **__: None)
+    layout = InstalledLayout(tmp_path / "copy", tmp_path / "cache")
+    lock = Lock("x", datetime.date(2026, 1, 1), "3.11", {"trl": "1.0.0"}, "x")
+    environment = environments.ensure(lock, layout, lambda _: None)
+    assert environment.variables["PYTHONPATH"] == str(tmp_path / "copy")
+    assert list((environment.root / "lib").rglob("*.pth")) == []
 
 
 def test_the_command_line_imports_neither_the_stack_nor_a_renderer() -> None:

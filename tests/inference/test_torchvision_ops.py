@@ -11,6 +11,7 @@ import pytest
 
 from pytest_trlcompat.inference import torchvision_ops
 
+ROOT = Path(__file__).resolve().parents[2]
 TORCH = """
 class version:
     cuda = {cuda!r}
@@ -66,7 +67,7 @@ def test_without_torchvision_nothing_is_imported(tmp_path: Path) -> None:
 
 
 def seen(code: str, folder: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
     command = [sys.executable, "-S", "-c", code]
     result = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=True)
     return result.stdout.strip()

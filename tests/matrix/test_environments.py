@@ -21,6 +21,7 @@ from pytest_trlcompat.matrix.environments import ensure, ensure_tools, existing,
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
+from pytest_trlcompat.matrix.tools import ToolLock
 from pytest_trlcompat.matrix.uv import WHEELS_ONLY
 
 LOCK = Lock(
@@ -124,8 +125,9 @@ def test_the_recording_engine_is_put_there_by_this_project(uv: FakeUv, layout: L
     assert not any("vllm" in word for arguments in uv.calls for word in arguments)
     text = (site_packages / "vllm-0.8.5+recording.dist-info" / "METADATA").read_text()
     assert text.splitlines()[1:] == ["Name: vllm", "Version: 0.8.5+recording"]
-    (line,) = (site_packages / "vllm-recording.pth").read_text().splitlines()
-    assert line == str(layout.root / "pytest_trlcompat" / "inference" / "recording_engine")
+    engine = (site_packages / "vllm" / "__init__.py").read_text()
+    assert "from pytest_trlcompat.inference.recording_engine.vllm import *" in engine
+    assert list(site_packages.glob("*.pth")) == []
 
 
 def test_deepspeed_comes_after_torch_without_isolation_and_the_project_last(uv: FakeUv, layout: Layout) -> None:
@@ -223,7 +225,7 @@ def test_an_environment_in_use_is_not_removed(uv: FakeUv, layout: Layout) -> Non
 def test_only_environments_that_belong_to_no_lock_are_removed(uv: FakeUv, layout: Layout) -> None:
     wanted = ensure(LOCK, layout)
     stray = ensure(Lock("trl1.0.0", LOCK.date, "3.12", LOCK.packages, "x"), layout)
-    tools = ensure_tools("lint", ["ruff"], layout)
+    tools = ensure_tools(tool_lock(), layout)
     said: list[str] = []
     prune(layout, [LOCK], said.append)
     assert said == [f"{stray.root.name}: belongs to no lock, removed"]
@@ -253,16 +255,59 @@ def test_an_environment_exists_once_it_is_built(uv: FakeUv, layout: Layout) -> N
     assert existing(LOCK, layout) == environment
 
 
-def test_an_environment_of_tools_is_keyed_by_its_requirements(uv: FakeUv, layout: Layout) -> None:
-    first = ensure_tools("lint", ["ruff", "mypy"], layout)
-    assert ensure_tools("lint", ["ruff", "mypy"], layout) == first
-    assert ensure_tools("lint", ["ruff"], layout) != first
-    assert ensure_tools("lint", ["ruff", "mypy"], layout, python="3.12") != first
+def tool_lock(name: str = "lint", python: str = "3.11", **packages: str) -> ToolLock:
+    return ToolLock(f"{name}-{python}", LOCK.date, python, packages or {"trl": "1.0.0"}, "x")
+
+
+def test_an_environment_of_tools_is_keyed_by_its_lock(uv: FakeUv, layout: Layout) -> None:
+    first = ensure_tools(tool_lock(), layout)
+    assert ensure_tools(tool_lock(), layout) == first
+    assert first.root.name.startswith("lint-")
+    others = [tool_lock(torch="2.13.0"), tool_lock(python="3.12"), tool_lock("docs")]
+    assert len({first.root, *(ensure_tools(lock, layout).root for lock in others)}) == 4
     assert uv.count("3.12") == 1
     assert uv.count("--editable") == 0
-    ensure_tools("unit", ["pytest"], layout, project=True)
+    ensure_tools(tool_lock("unit"), layout, project=True)
     assert uv.count("--editable") == 1
-    assert uv.count("hatchling") == 1
+
+
+def test_tools_are_installed_from_files_whose_hashes_are_known(uv: FakeUv, layout: Layout) -> None:
+    environment = ensure_tools(tool_lock(), layout)
+    install = ["pip", "install", "--quiet", "--no-deps", "--python", str(environment.python), *WHEELS_ONLY]
+    assert uv.calls[1:] == [[*install, "--require-hashes", "-r", "-", "trl==1.0.0", HASH]]
+
+
+@pytest.mark.parametrize(
+    ("change", "shortfall"),
+    [
+        ("trl-1.0.1", "trl is 1.0.0 and 1.0.1 where the lock says 1.0.0"),
+        ("mypy-2.0", "mypy 2.0 is installed, and not in the lock"),
+    ],
+)
+def test_tools_that_somebody_has_changed_are_refused_and_built_anew(
+    uv: FakeUv, layout: Layout, change: str, shortfall: str
+) -> None:
+    """They went on with whatever was there: a linter of another release than all others have."""
+    lock = tool_lock()
+    root = ensure_tools(lock, layout).root
+    put_distribution(modules_of(root), *change.split("-"))
+    with pytest.raises(MatrixError) as raised:
+        ensure_tools(lock, layout)
+    assert f"{root} is not what the lock of lint-3.11 names: {shortfall}." in str(raised.value)
+    said: list[str] = []
+    prune(layout, [lock], said.append)
+    assert said[0] == f"{root.name}: is not what its lock names ({shortfall}), removed"
+    assert ensure_tools(lock, layout).root == root
+
+
+def test_tools_of_an_earlier_lock_are_removed(uv: FakeUv, layout: Layout) -> None:
+    earlier, current = tool_lock(), tool_lock(torch="2.13.0")
+    ray = ensure_tools(tool_lock("lint-ray"), layout).root
+    root = ensure_tools(earlier, layout).root
+    said: list[str] = []
+    prune(layout, [current], said.append)
+    assert said == [f"{root.name}: belongs to no lock, removed"]
+    assert ray.is_dir()  # of which nothing is known here
 
 
 def test_compiled_extensions_of_environments_do_not_mix(uv: FakeUv, layout: Layout) -> None:

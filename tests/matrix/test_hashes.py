@@ -59,7 +59,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("python", sorted(path.stem for path in CHECKOUT.hashes.glob("*.txt")))
 def test_every_release_of_the_locks_has_its_hashes_and_no_other_has(python: str) -> None:
     known = hashes.read(CHECKOUT.hashes / f"{python}.txt")
-    locks = [lock for path in CHECKOUT.locks.glob("*.txt") if (lock := read_lock(path)).python == python]
+    paths = [*CHECKOUT.locks.glob("*.txt"), *CHECKOUT.tool_locks.glob("*.txt")]
+    locks = [lock for path in paths if (lock := read_lock(path)).python == python]
     named = {release for lock in locks for release in lock.releases}
     libraries = {
         line.split()[0]

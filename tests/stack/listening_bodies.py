@@ -164,3 +164,82 @@ def be_impersonated(root: int) -> None:
             time.sleep(600)
         os.read(reading, 1)
     meet()
+
+
+def files_others_try(root: int) -> dict[str, Any]:
+    """While all ranks are connected, try as the user nobody to open whatever descendants of ``root`` write to.
+
+    Returns:
+        On rank 0 ``attempts``, what came of each attempt, by file and way, and ``listeners``: kind, whether others are
+        kept out, and a text for messages.
+    """
+    import tempfile
+    from pathlib import Path
+
+    import torch
+
+    from tests.launch.listening import family, listeners
+    from tests.stack.launch_bodies import train_step
+
+    step = train_step()
+    attempts, found = {}, []
+    torch.distributed.barrier()
+    if step["rank"] == 0:
+        left = [str(path) for path in Path(tempfile.gettempdir()).parent.glob("launch-*/*") if path.is_file()]
+        held = _written_files([pid for pid in family(root) if pid != root])
+        attempts = _open_as_nobody(sorted({*left, *held}))
+        found = [(each.kind, each.protected, str(each)) for each in listeners(family(root))]
+    torch.distributed.barrier()
+    return {"attempts": attempts, "listeners": found}
+
+
+def _written_files(pids: list[int]) -> list[str]:
+    """Regular files that these processes have open to write, or mapped to share what they write, by their paths."""
+    import contextlib
+    import os
+    import re
+    from pathlib import Path
+
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                flags = re.search(r"^flags:\s*(\d+)$", Path(f"/proc/{pid}/fdinfo/{link.name}").read_text(), re.M)
+                if flags and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY:
+                    found.add(os.readlink(link))
+            found |= set(re.findall(r"^\S+ rw.s (?:\S+ +){3}(/.*)$", Path(f"/proc/{pid}/maps").read_text(), re.M))
+    return sorted(
+        path for path in found if Path(path).is_file()
+    )  # what was deleted has no path by which others find it
+
+
+def _open_as_nobody(paths: list[str]) -> dict[str, str]:
+    import json
+    import os
+    import pwd
+
+    nobody = pwd.getpwnam("nobody")
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(nobody.pw_gid)
+            os.setuid(nobody.pw_uid)
+            done = {}
+            for path in paths:
+                for way, flags in (("read", os.O_RDONLY), ("write", os.O_WRONLY | os.O_APPEND)):
+                    try:
+                        os.open(path, flags)
+                    except OSError as error:
+                        done[f"{way} {path}"] = type(error).__name__
+                    else:
+                        done[f"{way} {path}"] = "it worked"
+            os.write(writing, json.dumps(done).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        answer = stream.read()
+    os.waitpid(pid, 0)
+    return dict(json.loads(answer))

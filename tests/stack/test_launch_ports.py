@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import pwd
 import re
 from typing import Any
@@ -10,9 +12,10 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat.launch import NAMES, Launcher, LaunchError
+from pytest_trlcompat.launch.debugging import Debug
 from tests.launch.listening import Listener, watching
 
-from .listening_bodies import be_attacked, be_impersonated, train_and_list
+from .listening_bodies import be_attacked, be_impersonated, files_others_try, train_and_list
 
 COLD = [
     ("single", "accelerate"),
@@ -76,9 +79,37 @@ def test_another_user_reaches_no_store_and_no_keeper(launcher: Launcher, command
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can try as another user")
-def test_another_user_who_stands_in_for_a_rank_is_refused(launcher: Launcher) -> None:
+@pytest.mark.parametrize("how", ["software warm", "software cold", "cpu warm", "debugged"])
+def test_another_user_can_open_no_file_that_a_launch_writes(launcher: Launcher, how: str) -> None:
+    """Stores, outputs, results, notes, shared memory: all that the server, keepers and ranks have open."""
+    device, _, mode = how.partition(" ")
+    with contextlib.ExitStack() as stack:
+        if how == "debugged":
+            device, mode = "software", "warm"
+            launcher = stack.enter_context(Launcher(device=device, debug=lambda: debugged(stack)))
+        result = launcher(files_others_try, os.getpid(), strategy="ddp", sharded=False, device=device, mode=mode)
+    attempts, found = result.values[0]["attempts"], result.values[0]["listeners"]
+    assert any("store-" in name for name in attempts)
+    assert len(attempts) >= 2
+    assert {name: outcome for name, outcome in attempts.items() if outcome != FORBIDDEN} == {}
+    assert [text for _, protected, text in found if not protected] == []
+    assert {kind for kind, _, _ in found} == ({"tcp", "unix"} if mode == "cold" else {"tcp"})  # and no debugger's
+
+
+def debugged(stack: contextlib.ExitStack) -> contextlib.AbstractContextManager[Debug]:
+    """Rank 1 gets a terminal, as from ``--trlcompat-debug-rank``."""
+    main, other = pty.openpty()
+    for descriptor in (main, other):
+        stack.callback(os.close, descriptor)
+    return contextlib.nullcontext(Debug(1, os.ttyname(other)))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can try as another user")
+@pytest.mark.parametrize("mode", ["warm", "cold"])
+@pytest.mark.parametrize("device", ["software", "cpu"])
+def test_another_user_who_stands_in_for_a_rank_is_refused(launcher: Launcher, device: str, mode: str) -> None:
     with pytest.raises(LaunchError) as caught:
-        launcher(be_impersonated, os.getpid(), strategy="ddp", sharded=False)
+        launcher(be_impersonated, os.getpid(), strategy="ddp", sharded=False, device=device, mode=mode)
     assert "first observed failure: rank 0 raised RuntimeError" in str(caught.value)
     whose = f"the user with the id {pwd.getpwnam('nobody').pw_uid}"
     wanted = rf"{whose} is connected to port \d+ of the loopback, where gloo lets other ranks of this launch in"

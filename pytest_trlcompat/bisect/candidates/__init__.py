@@ -61,7 +61,8 @@ class ExecutionContext:
             return {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "GIT_"))}
         variables = child_variables(self.environment)
         if self.overlay is not None:
-            variables["PYTHONPATH"] = str(self.overlay)
+            behind = filter(None, [variables.get("PYTHONPATH")])
+            variables["PYTHONPATH"] = os.pathsep.join([str(self.overlay), *behind])
         return variables
 
     def run(self, command: Sequence[str], log: Path, timeout: float | None) -> int:

@@ -19,6 +19,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from pytest_trlcompat import _processes
+from pytest_trlcompat._trust import open_lock
 from pytest_trlcompat.bisect.candidates import Candidate, ExecutionContext, PreparedCandidate
 from pytest_trlcompat.bisect.errors import BisectError
 from pytest_trlcompat.bisect.workers import WORKER_VARIABLE
@@ -311,7 +312,7 @@ def is_over(process: str, *, own: bool) -> bool:
 def _one_at_a_time(folder: Path) -> Iterator[int]:
     """A lock that git inherits, so that it is held until git has ended, even when this process is killed before."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".worktrees.lock", "a") as file:
+    with open_lock(folder / ".worktrees.lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
 

@@ -19,6 +19,7 @@ Imports the standard library and ``packaging``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,7 +31,16 @@ DISTRIBUTION = "vllm-recording"
 """Under which cells pin it, by the version of vLLM that it stands for. No package index has it."""
 _LOCAL = "recording"
 """Of its version, as ``stack`` says it too."""
-_FOLDER = Path("pytest_trlcompat", "inference", "recording_engine")
+_PACKAGE = '''\
+"""vLLM's place in this environment: the recording engine of the pytest_trlcompat that this process imports."""
+
+from pytest_trlcompat.inference.recording_engine import vllm as _engine
+from pytest_trlcompat.inference.recording_engine.vllm import *
+
+__path__ = _engine.__path__
+__version__ = _engine.__version__
+'''
+"""The package ``vllm`` of an environment, the same text whoever writes it."""
 
 
 def released(packages: Mapping[str, str]) -> dict[str, str]:
@@ -48,19 +58,34 @@ def stands_for(version: str) -> str:
     return f"{version}+{_LOCAL}"
 
 
-def install(version: str, site_packages: Path, project: Path) -> None:
+def install(version: str, site_packages: Path) -> None:
     """Put it into an environment, as the distribution ``vllm``, which TRL asks for.
+
+    Environments are shared, so nothing there says whose engine it is: ``vllm`` is a package that has the modules of the
+    ``pytest_trlcompat`` that the importing process finds on its own path.
 
     Args:
         version: of vLLM, for which it stands.
-        project: the folder that this project is imported from.
 
     Raises:
         OSError: the system refused it.
     """
     metadata = site_packages / f"vllm-{stands_for(version)}.dist-info"
-    metadata.mkdir(exist_ok=True)
     lines = ("Metadata-Version: 2.1", "Name: vllm", f"Version: {stands_for(version)}", "")
-    (metadata / "METADATA").write_text("\n".join(lines), encoding="utf-8")
-    (metadata / "top_level.txt").write_text("vllm\n", encoding="utf-8")
-    (site_packages / f"{DISTRIBUTION}.pth").write_text(f"{project / _FOLDER}\n", encoding="utf-8")
+    package = site_packages / "vllm"
+    for folder in (metadata, package):
+        folder.mkdir(exist_ok=True)
+    _write_unless_there(metadata / "METADATA", "\n".join(lines))
+    _write_unless_there(metadata / "top_level.txt", "vllm\n")
+    _write_unless_there(package / "__init__.py", _PACKAGE)
+    # An earlier release of this project wrote the path of the last checkout there, for all.
+    (site_packages / f"{DISTRIBUTION}.pth").unlink(missing_ok=True)
+
+
+def _write_unless_there(path: Path, text: str) -> None:
+    """Leave a right file alone, and show no part of one: another process may be importing it."""
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)

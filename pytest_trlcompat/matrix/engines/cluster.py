@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from pytest_trlcompat._cleaner import OwnFolder
+from pytest_trlcompat.matrix.engines import own_cluster
 from pytest_trlcompat.matrix.engines.messages import NodeTask
 from pytest_trlcompat.matrix.engines.options import RayOptions
 from pytest_trlcompat.matrix.engines.payload import copy_project
@@ -79,10 +80,11 @@ def _arguments(options: RayOptions, project: Path, folder: str) -> dict[str, Any
     environment = {"working_dir": str(project), "config": {"eager_install": False}}
     common: dict[str, Any] = {"runtime_env": environment, "log_to_driver": False, "logging_level": "critical"}
     if options.address is not None:
-        return {**common, "address": options.address}
+        return {**common, "address": own_cluster.address_of(options, os.environ)}
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Without "local" Ray connects to whatever cluster runs on this machine.
-    return {**common, "address": "local", "num_cpus": os.cpu_count(), "include_dashboard": False, "_temp_dir": folder}
+    alone = {"address": "local", "_node_ip_address": own_cluster.HOST, "_temp_dir": folder, "include_dashboard": False}
+    return {**common, **alone, "num_cpus": os.cpu_count()}
 
 
 def _explained(options: RayOptions, error: Exception) -> str:

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_trlcompat._trust import UntrustedError, make_folder
 from pytest_trlcompat.matrix.engines.messages import NodeReport, NodeTask
 from pytest_trlcompat.matrix.engines.payload import digest
 from pytest_trlcompat.matrix.environments import built
@@ -28,7 +29,17 @@ from pytest_trlcompat.matrix.files import in_use, locked, unless_in_use
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.suite_run import OF_THE_MACHINE
 
-__all__ = ["NODE_CACHE", "NodeLayout", "check_files", "interpreter", "node_cache", "report", "run_folder", "variables"]
+__all__ = [
+    "NODE_CACHE",
+    "NodeLayout",
+    "check_files",
+    "checked_cache",
+    "interpreter",
+    "node_cache",
+    "report",
+    "run_folder",
+    "variables",
+]
 
 NODE_CACHE = "TRLCOMPAT_NODE_CACHE"
 """The variable that names a node's folder."""
@@ -85,18 +96,44 @@ def node_cache(requested: str | None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-trlcompat" / "nodes"
 
 
-def report(node: str, requested: str | None, requirements: Sequence[str], files: str | None) -> NodeReport:
+def checked_cache(requested: str | None, *, of_its_own: bool = True) -> Path:
+    """This node's folder, made if it is missing; what is installed there is run for every command that comes.
+
+    Args:
+        of_its_own: not the checkout's, which is as safe as the checkout, and is not looked at.
+
+    Raises:
+        MatrixError: another user could change what is in it.
+    """
+    cache = Path(os.path.realpath(node_cache(requested)))
+    if not of_its_own:
+        cache.mkdir(parents=True, exist_ok=True)
+        return cache
+    try:
+        make_folder(cache)
+    except UntrustedError as error:
+        raise MatrixError(
+            f"{error}, so another user could change what cells run in {cache}; let {NODE_CACHE}, or --node-cache, name "
+            "a folder that, with all above it, only this user and root can write to"
+        ) from error
+    return cache
+
+
+def report(
+    node: str, requested: str | None, requirements: Sequence[str], files: str | None, *, of_its_own: bool = True
+) -> NodeReport:
     """What this node is and has; what runs cells is installed, if it is missing.
 
     Args:
         files: see :func:`check_files`.
+        of_its_own: see :func:`checked_cache`.
     """
-    cache = node_cache(requested)
+    cache = Path(os.path.realpath(node_cache(requested)))
     found = NodeReport(node, socket.gethostname(), str(cache))
     problem = None
     try:
         check_files(files)
-        cache.mkdir(parents=True, exist_ok=True)
+        checked_cache(requested, of_its_own=of_its_own)
         interpreter(cache, requirements)
         if not (os.environ.get("CXX") or any(map(shutil.which, _COMPILERS))):
             problem = "there is no C++ compiler; install one, such as g++"

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 
 from pytest_trlcompat.matrix.engines.messages import NodeTask
 from pytest_trlcompat.matrix.engines.payload import digest
@@ -33,6 +34,8 @@ ENGINE = "--engine"
 
 NAMES = (ENGINE, "--address", "--ray-version", "--ray-python", "--cell-cpus", "--cell-memory", "--node-cache")
 """All options, each of which has a value."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 _RUNNER = ("packaging", "tomli", "uv")
 """The packages that a node needs to run a cell, or to test a candidate."""
@@ -140,6 +143,16 @@ def of_runner(requirements: Iterable[str]) -> tuple[str, ...]:
     return tuple(_OF_AN_EXTRA.sub("", line).strip() for line in requirements if line.startswith(_RUNNER))
 
 
+def _as_here(requirement: str) -> str:
+    """The same with the version that the driver has, whose environment has a lock; a node without uv has none."""
+    text, mark, marker = requirement.partition(";")
+    name = _NAME.match(text)
+    try:
+        return f"{name[0]}=={version(name[0])}{mark}{marker}" if name else requirement
+    except PackageNotFoundError:  # one for older Pythons than the driver's
+        return requirement
+
+
 def node_task(layout: Layout, options: RayOptions, requirements: Sequence[str]) -> NodeTask:
     """What all programs of a command on nodes have in common.
 
@@ -156,7 +169,7 @@ def node_task(layout: Layout, options: RayOptions, requirements: Sequence[str]) 
     }
     return NodeTask(
         variables=settings,
-        requirements=tuple(requirements),
+        requirements=tuple(map(_as_here, requirements)),
         cache=options.node_cache or (str(layout.root / ".nox") if local else None),
         files=digest(layout),
         own_caches=not local or options.node_cache is not None,

@@ -132,8 +132,9 @@ class RayPrograms(Generic[Key]):
 
 
 @ray.remote(num_cpus=0, max_retries=1)  # type: ignore[untyped-decorator, unused-ignore]
-def _report(cache: str | None, requirements: Sequence[str], files: str | None) -> NodeReport:
-    return report(ray.get_runtime_context().get_node_id(), cache, requirements, files)
+def _report(cache: str | None, requirements: Sequence[str], files: str | None, of_its_own: bool) -> NodeReport:
+    node = ray.get_runtime_context().get_node_id()
+    return report(node, cache, requirements, files, of_its_own=of_its_own)
 
 
 def node_reports(task: NodeTask) -> list[NodeReport]:
@@ -158,7 +159,7 @@ def _ask(nodes: Sequence[NodeReport], task: NodeTask) -> Iterator[NodeReport]:
     Args:
         nodes: at most one of each machine, of which no more than its name is known.
     """
-    given = (task.cache, task.requirements, task.files)
+    given = (task.cache, task.requirements, task.files, task.own_caches)
     asked = {_on(node.node).remote(*given): node for node in nodes}
     answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_PROBE_TIMEOUT)
     for answer in answered:

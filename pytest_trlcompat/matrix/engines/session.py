@@ -15,6 +15,7 @@ from pytest_trlcompat._due import Account
 from pytest_trlcompat.matrix import process
 from pytest_trlcompat.matrix.arguments import Arguments
 from pytest_trlcompat.matrix.cells import Cell
+from pytest_trlcompat.matrix.engines import own_cluster
 from pytest_trlcompat.matrix.engines.options import of_runner
 from pytest_trlcompat.matrix.engines.request import Request
 from pytest_trlcompat.matrix.environments import Environment
@@ -123,7 +124,8 @@ class RaySession:
             path = Path(folder) / "request.json"
             path.write_text(request.to_json(), encoding="utf-8")
             command = [str(environment.python), "-m", "pytest_trlcompat.matrix.engines", str(path)]
-            variables = self._variables(environment)
+            variables = dict(self._variables(environment))
+            variables |= own_cluster.token_variables(request.options, variables)
             status = process.run(command, env=variables, cwd=self._layout.root, grace=_GRACE)
         if status == 0:
             return

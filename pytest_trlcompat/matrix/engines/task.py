@@ -28,7 +28,7 @@ from pytest_trlcompat.matrix.engines.messages import (
     State,
     Verdicts,
 )
-from pytest_trlcompat.matrix.engines.node import check_files, interpreter, node_cache, run_folder, variables
+from pytest_trlcompat.matrix.engines.node import check_files, checked_cache, interpreter, run_folder, variables
 from pytest_trlcompat.matrix.errors import MatrixError
 
 __all__ = ["RESULT", "NodeLost", "cell_events", "run_program"]
@@ -121,7 +121,7 @@ class _Program:
 def _started(task: NodeTask, module: str, text: str) -> Iterator[_Program]:
     """A program's process; at the end nothing of it is left, neither processes nor files."""
     parent = os.getppid()
-    cache = node_cache(task.cache)
+    cache = checked_cache(task.cache, of_its_own=task.own_caches)
     python = interpreter(cache, task.requirements)
     with run_folder(cache) as run:
         (run / TASK).write_text(text, encoding="utf-8")

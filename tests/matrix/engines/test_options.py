@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from pathlib import Path
+
 import pytest
 
 from pytest_trlcompat.matrix.arguments import parse_arguments
-from pytest_trlcompat.matrix.engines.options import RayOptions, of_runner, requested_ray
+from pytest_trlcompat.matrix.engines.options import RayOptions, node_task, of_runner, requested_ray
 from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.layout import Layout
 
 
 def test_nox_alone_is_the_default() -> None:
@@ -66,3 +70,12 @@ def test_what_a_node_installs_keeps_its_markers_but_for_that_of_an_extra() -> No
         "uv>=0.9",
         "uv>=0.8; (python_version < '3.11')",
     )
+
+
+def test_a_node_installs_the_versions_that_the_driver_has(tmp_path: Path) -> None:
+    """The driver's environment has a lock; a node that lacks uv took the newest of the day."""
+    needed = ("packaging>=23.2", "uv>=0.9", "no-such-package-of-ours>=2.0; python_version < '3.11'")
+    task = node_task(Layout(tmp_path), RayOptions(address="head:6379"), needed)
+    assert task.requirements == (f"packaging=={version('packaging')}", f"uv=={version('uv')}", needed[2])
+    marked = node_task(Layout(tmp_path), RayOptions(), ["packaging>=23.2; python_version > '3.9'"])
+    assert marked.requirements == (f"packaging=={version('packaging')}; python_version > '3.9'",)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
-import tempfile
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from torch_npu import _C, _peers
+from torch_npu import _C, _notes_file, _peers
 
 __all__ = ["register"]
 
@@ -71,40 +70,23 @@ def _notes(store: dist.Store, rank: int, world_size: int) -> int | None:
     Returns:
         Its descriptor; ``None`` where the ranks are on several machines, or the first one could not write it.
     """
+    size = _C.notes_bytes(world_size)
     if rank == 0:
-        descriptor, path = _new_file(_C.notes_bytes(world_size))
-        store.set("trlcompat/notes", path)
+        descriptor, name = _notes_file.create(size)
+        store.set("trlcompat/notes", name)
     else:
-        path = store.get("trlcompat/notes").decode()
-        try:
-            descriptor = os.open(path, os.O_RDWR)
-        except OSError:
-            descriptor = -1
+        name = store.get("trlcompat/notes").decode("ascii", "replace")
+        descriptor = _notes_file.open_existing(name, size)
     if descriptor < 0:
         store.add("trlcompat/notes/missed", 1)
     if store.add("trlcompat/notes/looked", 1) == world_size:
         store.set("trlcompat/notes/shared", str(store.add("trlcompat/notes/missed", 0) == 0))
     shared = store.get("trlcompat/notes/shared") == b"True"
-    if rank == 0 and path:
-        os.unlink(path)
+    if rank == 0 and name:
+        _notes_file.remove(name)
     if not shared and descriptor >= 0:
         os.close(descriptor)
     return descriptor if shared else None
-
-
-def _new_file(size: int) -> tuple[int, str]:
-    """A file of zeros, all of it on the disk: a process that writes into a hole is killed if the disk is full."""
-    try:
-        descriptor, path = tempfile.mkstemp(prefix="trlcompat-notes-")
-    except OSError:
-        return -1, ""
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError:
-        os.close(descriptor)
-        os.unlink(path)
-        return -1, ""
-    return descriptor, path
 
 
 def _gloo(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroupGloo:

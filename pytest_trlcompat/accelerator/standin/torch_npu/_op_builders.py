@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -54,10 +55,14 @@ def _load_alone(builder: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     from torch.utils import cpp_extension
 
     folder = Path(cpp_extension._get_build_directory(self.name, False))
-    with (folder / "trlcompat.lock").open("w") as handle:
+    # Whoever could read it could hold it, and every rank would wait for them.
+    handle = os.open(folder / "trlcompat.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         (folder / "lock").unlink(missing_ok=True)
         return builder.load(self, *args, **kwargs)
+    finally:
+        os.close(handle)
 
 
 def _load_fused_adam(_builder: Any, _self: Any, *_args: Any, **_kwargs: Any) -> SimpleNamespace:

@@ -1,0 +1,61 @@
+"""The file in which the ranks of one machine leave each other notes: made by one, found by the others by its name.
+
+Its name comes out of a store, which on several machines is a port that asks for no secret. So it names no path: it is
+looked for among this process's temporary files, and taken only if it is what a rank of this user has made there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tempfile
+
+__all__ = ["create", "open_existing", "remove"]
+
+_PREFIX = "trlcompat-notes-"
+_NAME = re.compile(rf"{_PREFIX}\w{{8}}", re.ASCII)
+
+
+def create(size: int) -> tuple[int, str]:
+    """A file of zeros, all of it on the disk: a process that writes into a hole is killed if the disk is full.
+
+    Returns:
+        Its descriptor and name; -1 and an empty name where it cannot be made.
+    """
+    try:
+        descriptor, path = tempfile.mkstemp(prefix=_PREFIX)
+    except OSError:
+        return -1, ""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError:
+        os.close(descriptor)
+        os.unlink(path)
+        return -1, ""
+    return descriptor, os.path.basename(path)
+
+
+def open_existing(name: str, size: int) -> int:
+    """The descriptor of such a file; -1 where there is none of this user, this size and this kind."""
+    if not _NAME.fullmatch(name):
+        return -1
+    try:
+        descriptor = os.open(_path(name), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    status = os.fstat(descriptor)
+    is_private = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+    if is_private and status.st_size == size:
+        return descriptor
+    os.close(descriptor)
+    return -1
+
+
+def remove(name: str) -> None:
+    """Take away its name; whoever has it open keeps it."""
+    os.unlink(_path(name))
+
+
+def _path(name: str) -> str:
+    return os.path.join(tempfile.gettempdir(), name)
