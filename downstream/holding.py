@@ -70,9 +70,7 @@ def _held(
     if int(os.environ.get("RANK", "0")):
         return [], 0
     trl = conventions.of_installed(room.trainer)
-    own = conventions.Unrecorded(
-        _LOGGED_BY_TRL, "which numbers it logs beside those of Transformers, a project decides"
-    )
+    own = conventions.Unrecorded(_LOGGED_BY_TRL, "a project decides which numbers it logs beside")
     known = dataclasses.replace(trl, undecided={**trl.undecided, **undecided}, unrecorded=(*trl.unrecorded, own))
     models = room.models(model, {})
     held = holding.held(recordings, room, models, known, lambda part: (rows, len(rows)))
