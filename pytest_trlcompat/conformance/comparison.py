@@ -52,6 +52,7 @@ _SHOWN = 4
 """How many numbers a difference shows."""
 _PUBLISHED = re.compile(r"(logs|evaluation|evaluate\(\))\[")
 """Stages that a trainer itself shows to its user; all others a recording has to find inside it."""
+_OF_PARAMETERS = ("gradients[", "weights[")
 _OF_TIME = re.compile(r"\[(eval_)?(epoch|step|(.+_)?(time|runtime|per_second))\]$")
 """What is logged of when and how fast, which no reference has."""
 
@@ -218,8 +219,12 @@ def held(
     stages = {quantity.stage for quantity in expected}
     recorded = {stage for stage, _ in found}
     due = dict.fromkeys(quantity.stage for quantity in expected if not quantity.unrecorded)
-    unseen = [stage for stage in due if stage not in recorded and not _PUBLISHED.match(stage)]
-    trained = [key for key in found if key[0].startswith(("gradients[", "weights[")) and key[0] not in stages]
+    # A recording that sees one parameter sees all that are trained: one that is missing is not trained.
+    read = tuple(part for part in _OF_PARAMETERS if any(stage.startswith(part) for stage in recorded))
+    unseen = [
+        stage for stage in due if stage not in recorded and not (_PUBLISHED.match(stage) or stage.startswith(read))
+    ]
+    trained = [key for key in found if key[0].startswith(_OF_PARAMETERS) and key[0] not in stages]
     last = [Difference(*key, [], found[key].double().flatten()[:_SHOWN].tolist(), math.inf, 0.0) for key in trained]
     last += after
     differences = [each for each in differing(expected, found, neighbours) if each.stage not in unseen]

@@ -102,6 +102,13 @@ def test_what_a_recording_sees_nowhere_is_no_difference_of_the_trainer_and_no_su
     assert (whole.unseen, whole.shortfall()) == ([], "")
 
 
+def test_a_parameter_that_is_not_trained_is_the_trainers_fault() -> None:
+    expected = [Quantity(f"weights[{name}]", "step 0", torch.tensor([1.0])) for name in ("a", "b")]
+    found = held(expected, {("weights[a]", "step 0"): torch.tensor([1.0])}, list)
+    assert ([each.stage for each in found.differences], found.unseen) == (["weights[b]"], [])
+    assert held(expected, {}, list).unseen == ["weights[a]", "weights[b]"]
+
+
 def test_what_need_not_be_recorded_says_why_and_is_compared_where_it_is() -> None:
     names = {"logps[*": "it has no such numbers", "values": "it keeps them"}
     expected = [quantity([1.0]), Quantity("logps[chosen]", "batch 0", torch.tensor([3.0])), quantity([1.0])]
