@@ -132,7 +132,7 @@ def test_a_checkout_that_nobody_has_built_is_read_as_it_is_and_nothing_is_writte
     assert done.returncode == 0, done.stderr
     first, title, *_ = done.stdout.splitlines()
     assert first == f"{checkout / 'pytest_trlcompat' / '__init__.py'} {len(names.MODULES)} distillation-positions"
-    assert title == "grpo-positions"
+    assert title == "distillation-positions"
     assert files(checkout) == before
 
 

@@ -25,7 +25,7 @@ FILE = Path(__file__).with_name("index.json")
 """Of a wheel; no checkout has it."""
 
 _PACKAGE = Path(__file__).parents[1]
-_FIELDS = ("id", "title", "wrong", "suite", "cure", "workaround")
+_FIELDS = ("id", "title", "wrong", "suite", "cure", "workaround", "severity")
 _LISTS = ("upstream", "strategies", "needs", "without_trainer", "cure_with", "trainers")
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FINDINGS",
+    "SEVERITIES",
     "STRATEGIES",
     "SUBJECTS",
     "TRAINERS",
@@ -38,6 +39,12 @@ STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 
 FINDINGS = "conformance/test_findings.py"
 """The suite of issues that the conformance suite found: its labels are rows that show it."""
+
+
+SEVERITIES = ("weights", "crash", "numbers", "cost", "message")
+"""What an issue does at its worst, the worst first: another model is trained or saved; the training, or what was asked
+of it, ends; what is logged, measured or evaluated is wrong; it takes longer or more memory than it need; what is said or
+written down is wrong, and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,7 @@ class KnownIssue:
 
     Attributes:
         wrong: one line: what a user sees, or what is wrong without an error.
+        severity: one of :data:`SEVERITIES`: what it does at its worst, on some stack.
         upstream: links to the issues and pulls that report and cure it.
         suite: the test module that shows it.
         cure: the module of this package that cures it; empty where none does.
@@ -176,6 +184,7 @@ class KnownIssue:
     without_trainer: tuple[str, ...] = ()
     cure_with: tuple[str, ...] = ()
     workaround: str = ""
+    severity: str = SEVERITIES[0]
     differences: tuple[ShownDifference, ...] = ()
     trainers: tuple[str, ...] = ()
 

@@ -17,6 +17,7 @@ from typing import Any
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog import index
 from pytest_trlcompat.catalog.issue import (
+    SEVERITIES,
     STRATEGIES,
     SUBJECTS,
     TRAINERS,
@@ -287,7 +288,7 @@ def _absences(entry: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 
 
 _ISSUE_KEYS = {
-    *("id", "title", "wrong", "upstream", "suite", "cure", "symptom", "prediction"),
+    *("id", "title", "wrong", "severity", "upstream", "suite", "cure", "symptom", "prediction"),
     *(
         "strategies",
         "settings",
@@ -308,6 +309,7 @@ def _issue(entry: Mapping[str, Any], written: Written) -> KnownIssue:
         id=_line(entry, "id"),
         title=_line(entry, "title"),
         wrong=_line(entry, "wrong"),
+        severity=_severity(entry),
         upstream=_lines(entry, "upstream"),
         suite=_line(entry, "suite"),
         cure=_line(entry, "cure", may_be_empty=True),
@@ -348,6 +350,13 @@ def _predictions(
         except (KeyError, TypeError, ValueError) as error:
             reason = f"missing key {error}" if isinstance(error, KeyError) else str(error)
             raise _PredictionError(number - first, reason) from error
+
+
+def _severity(entry: Mapping[str, Any]) -> str:
+    severity: str = entry["severity"]
+    if severity not in SEVERITIES:
+        raise ValueError(f"unknown severity {severity!r}; known are {', '.join(SEVERITIES)}")
+    return severity
 
 
 def _labels_of_settings(raw: Mapping[str, Any]) -> list[str]:

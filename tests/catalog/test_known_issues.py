@@ -21,6 +21,7 @@ schema = 1
 id = "one"
 title = "t"
 wrong = "s"
+severity = "weights"
 upstream = ["https://example.org/1"]
 suite = "test_one.py"
 cure = "pytest_trlcompat.trainers.one"
@@ -154,6 +155,8 @@ def test_a_symptom_is_a_type_and_a_text(tmp_path: Path) -> None:
         ('workaround = "r"', 'workaround = " "', "issue one: workaround must be one line of text, not ' '"),
         ('title = "t"', "title = 1", "issue one: title must be one line of text, not 1"),
         ('why = "w"', 'why = ""', "issue one: why must be one line of text, not ''"),
+        ('severity = "weights"', "", "issue one: missing key 'severity'"),
+        ('"weights"', '"bad"', "issue one: unknown severity 'bad'; known are weights, crash, numbers, cost, message"),
         ("schema = 1", "schema = 2", "schema 1 was expected, 2 was found"),
         ("schema = 1", "schema =", "Invalid value"),
     ],
@@ -179,6 +182,23 @@ def test_every_entry_bites_somewhere() -> None:
             continue  # what it finds are other entries
         verdicts = [prediction.verdict for prediction in issue.predictions]
         assert any(verdict.is_problem for verdict in verdicts), issue.id
+
+
+def test_severity_is_what_an_entry_says_else() -> None:
+    """As far as that decides it: who writes that what is trained is right does not call it another model."""
+    for issue in known_issues.load().values():
+        own = (Verdict.SILENT, Verdict.BROKEN, Verdict.WASTEFUL)
+        problems = {each.verdict for each in issue.predictions if each.verdict in own}
+        if problems == {Verdict.BROKEN}:
+            assert issue.severity == "crash", issue.id
+        if problems == {Verdict.WASTEFUL}:
+            assert issue.severity == "cost", issue.id
+        if (
+            problems
+            and Verdict.BROKEN not in problems
+            and re.search("(trained|training|weights) (is|are) right", issue.wrong)
+        ):
+            assert issue.severity in ("numbers", "cost", "message"), issue.id
 
 
 def test_a_conformance_suite_measures_with_the_trainer_that_its_id_ends_with() -> None:
@@ -249,6 +269,7 @@ where = '^torch/nn/functional\\.py:embedding'
 FILE = """
 title = "t"
 wrong = "s"
+severity = "weights"
 upstream = []
 suite = "test_one.py"
 cure = ""
@@ -264,6 +285,7 @@ prediction = [
 BLOCKED = """
 title = "t"
 wrong = "s"
+severity = "weights"
 upstream = []
 suite = "test_two.py"
 cure = ""
@@ -330,20 +352,20 @@ def test_what_a_blocked_prediction_without_ranges_leaves_out_is_as_its_blocker_h
         (
             '"both"',
             '"all"',
-            "grpo-one.toml:12: issue grpo-one: unknown subject 'all'; known are upstream, corrected, both",
+            "grpo-one.toml:13: issue grpo-one: unknown subject 'all'; known are upstream, corrected, both",
         ),
-        ('trl = ">=1.0"', 'trl = ">1.0,<0.9"', "grpo-one.toml:13: issue grpo-one: no version of trl lies in the range"),
-        ('why = "mended"', 'because = "x"', "grpo-one.toml:13: issue grpo-one: unknown key because"),
-        (', why = "mended"', "", "grpo-one.toml:13: issue grpo-one: missing key 'why'"),
+        ('trl = ">=1.0"', 'trl = ">1.0,<0.9"', "grpo-one.toml:14: issue grpo-one: no version of trl lies in the range"),
+        ('why = "mended"', 'because = "x"', "grpo-one.toml:14: issue grpo-one: unknown key because"),
+        (', why = "mended"', "", "grpo-one.toml:14: issue grpo-one: missing key 'why'"),
         (
             'trl = ">=1.0" }',
             'trl = ">=1.0" }, strategies = ["fsdp9"]',
-            "grpo-one.toml:13: issue grpo-one: strategy pattern 'fsdp9' matches none",
+            "grpo-one.toml:14: issue grpo-one: strategy pattern 'fsdp9' matches none",
         ),
-        ('"broken"', '"silent"', "grpo-two.toml:8: issue grpo-two: blocked by 'grpo-one', which is nowhere broken"),
+        ('"broken"', '"silent"', "grpo-two.toml:9: issue grpo-two: blocked by 'grpo-one', which is nowhere broken"),
         ('suite = "test_one.py"', "", "grpo-one.toml: issue grpo-one: missing key 'suite'"),
         ('suite = "test_one.py"', 'id = "grpo-one"', "grpo-one.toml: issue grpo-one: unknown key id: the file's name"),
-        ('suite = "test_one.py"', "suite =", r"grpo-one.toml: Invalid value \(at line 5, column 8\)"),
+        ('suite = "test_one.py"', "suite =", r"grpo-one.toml: Invalid value \(at line 6, column 8\)"),
     ],
 )
 def test_a_mistake_is_named_with_its_file_and_line(tmp_path: Path, old: str, new: str, text: str) -> None:
@@ -354,7 +376,7 @@ def test_a_mistake_is_named_with_its_file_and_line(tmp_path: Path, old: str, new
 
 def test_a_blocked_prediction_names_an_issue_that_is_there(tmp_path: Path) -> None:
     two = BLOCKED.replace('by = "grpo-one"', 'by = "grpo-three"')
-    with pytest.raises(known_issues.CatalogError, match=r"grpo-two\.toml:8: .* blocked by 'grpo-three', which is no"):
+    with pytest.raises(known_issues.CatalogError, match=r"grpo-two\.toml:9: .* blocked by 'grpo-three', which is no"):
         known_issues.load(write_files(tmp_path, two=two))
 
 

@@ -30,6 +30,7 @@ ENTRY = """\
 # A comment that stays.
 title = "t"
 wrong = "w"
+severity = "weights"
 upstream = []
 suite = "grpo/test_x.py"
 cure = ""
