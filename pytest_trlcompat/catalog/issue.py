@@ -43,8 +43,8 @@ FINDINGS = "conformance/test_findings.py"
 
 SEVERITIES = ("weights", "crash", "numbers", "cost", "message")
 """What an issue does at its worst, the worst first: another model is trained or saved; the training, or what was asked
-of it, ends; what is logged, measured or evaluated is wrong; it takes longer or more memory than it need; what is said or
-written down is wrong, and nothing else."""
+of it, ends; what is logged, measured or evaluated is wrong; it takes longer or more memory than it need; what is said
+or written down is wrong, and nothing else."""
 
 
 @dataclass(frozen=True)
