@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -133,6 +132,8 @@ def keep(folder: Path, issues: Iterable[KnownIssue], made_from: str) -> None:
     with contextlib.suppress(OSError, RuntimeError, _trust.UntrustedError):
         path = _cache(folder)
         _trust.make_folder(path.parent)
+        import tempfile  # pytest loads this module at every start
+
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
