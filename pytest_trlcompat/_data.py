@@ -5,9 +5,10 @@ Imports nothing but the standard library.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-__all__ = ["fixtures", "suites"]
+__all__ = ["cache_folder", "fixtures", "suites"]
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -20,6 +21,18 @@ def fixtures() -> Path:
 def suites() -> Path:
     """The folder that holds one test module per known issue."""
     return _find("suites", "conftest.py")
+
+
+def cache_folder() -> Path:
+    """``$TRLCOMPAT_CACHE``, else ``$XDG_CACHE_HOME/pytest-trlcompat``, else ``~/.cache/pytest-trlcompat``.
+
+    Raises:
+        RuntimeError: neither variable is set, and the user has no home directory.
+    """
+    own = os.environ.get("TRLCOMPAT_CACHE")
+    if own:
+        return Path(own).expanduser().resolve()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "pytest-trlcompat"
 
 
 def _find(name: str, landmark: str) -> Path:

@@ -48,7 +48,7 @@ _IRRELEVANT = (
     *("boundaries.py", "header.py", "summary.py", "evidence.json"),
     *("locks", "hashes", "matrix.toml"),
     # Made by a build, and there or not by how this project is installed.
-    *("__init__.pyi", "known.json"),
+    *("__init__.pyi", "known.json", "index.json"),
 )
 """Files and folders on which no verdict depends, or (locks) that the packages stand for."""
 

@@ -18,11 +18,11 @@ import pytest
 from packaging.requirements import Requirement
 
 from pytest_trlcompat import __version__
-from pytest_trlcompat.catalog import known_issues, upstream_reports
+from pytest_trlcompat.catalog import index, known_issues, upstream_reports
 from pytest_trlcompat.trainers import known, names, stub
 
 ROOT = Path(__file__).resolve().parents[1]
-MADE = ("__init__.pyi", "known.json", "*.md")
+MADE = ("__init__.pyi", "known.json", "index.json", "*.md")
 """What a build makes."""
 
 
@@ -62,6 +62,8 @@ def test_the_wheel_holds_what_git_has_no_copy_of(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         assert archive.read("pytest_trlcompat/trainers/__init__.pyi").decode() == stub.stub()
         assert archive.read("pytest_trlcompat/trainers/known.json").decode() == known.stored()
+        made = archive.read("pytest_trlcompat/catalog/index.json").decode()
+        assert made == index.text_of(known_issues.read(known_issues.SOURCE).values())
         for name in upstream_reports.reported():
             report = archive.read(f"pytest_trlcompat/fixtures/upstream/{name}.md").decode()
             assert report == upstream_reports.stored_report(known_issues.load()[name])
@@ -129,8 +131,8 @@ def test_a_checkout_that_nobody_has_built_is_read_as_it_is_and_nothing_is_writte
     )
     assert done.returncode == 0, done.stderr
     first, title, *_ = done.stdout.splitlines()
-    assert first == f"{checkout / 'pytest_trlcompat' / '__init__.py'} {len(names.MODULES)} grpo-positions"
-    assert title == "grpo-positions"
+    assert first == f"{checkout / 'pytest_trlcompat' / '__init__.py'} {len(names.MODULES)} distillation-positions"
+    assert title == "distillation-positions"
     assert files(checkout) == before
 
 

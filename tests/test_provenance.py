@@ -62,7 +62,8 @@ def test_the_code_is_this_package_the_suites_their_data_and_the_settings(tmp_pat
     assert code_digest(tmp_path, {}) == before
     assert code_digest(tmp_path, {"TRLCOMPAT_TIMEOUT": "9"}) != before
     (tmp_path / "pytest_trlcompat" / "watch" / "b.py").write_text("2")
-    for name in ("__init__.pyi", "known.json"):  # what a build makes, there or not by how this project is installed
+    # What a build makes, there or not by how this project is installed.
+    for name in ("__init__.pyi", "known.json", "index.json"):
         (tmp_path / "pytest_trlcompat" / "trainers").mkdir(exist_ok=True)
         (tmp_path / "pytest_trlcompat" / "trainers" / name).write_text("1")
     assert code_digest(tmp_path, {}) == before

@@ -3,7 +3,7 @@
 A failure is attributed by what was seen of it, never by what was predicted alone. Every failure that a suite met must
 be the symptom of another known issue, which the catalogue predicts to be a problem with the same versions and strategy;
 where one is not, nobody has explained it, and the verdict stays ``error``. An issue that raises nothing cannot be seen
-in a failure and is never named; what fails because of it has a ``[[issue.symptom]]`` of its own, or stays ``error``.
+in a failure and is never named; what fails because of it has a ``symptom`` of its own, or stays ``error``.
 
 Imports no package of the stack.
 """

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FINDINGS",
+    "SEVERITIES",
     "STRATEGIES",
     "SUBJECTS",
     "TRAINERS",
@@ -40,20 +41,37 @@ FINDINGS = "conformance/test_findings.py"
 """The suite of issues that the conformance suite found: its labels are rows that show it."""
 
 
+SEVERITIES = ("weights", "crash", "numbers", "cost", "message")
+"""What an issue does at its worst, the worst first: another model is trained or saved; the training, or what was asked
+of it, ends; what is logged, measured or evaluated is wrong; it takes longer or more memory than it need; what is said
+or written down is wrong, and nothing else."""
+
+
 @dataclass(frozen=True)
 class Symptom:
     """How the issue shows when it raises: the exception's class name and a pattern that its text matches.
 
     The name is compared with those of the exception's class and of all its bases.
 
+    Patterns are compiled when they are first asked for: to compile all takes longer than to read the catalogue.
+
     Attributes:
-        where: for words that other mistakes have in common with it, a pattern that the location matches as well, see
+        text: the pattern of the text.
+        place: for words that other mistakes have in common with it, a pattern that the location matches as well, see
             :mod:`pytest_trlcompat._location`; not asked of a failure whose location was not kept.
     """
 
     type_name: str
-    pattern: re.Pattern[str]
-    where: re.Pattern[str] | None = None
+    text: str
+    place: str = ""
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(self.text)
+
+    @cached_property
+    def where(self) -> re.Pattern[str] | None:
+        return re.compile(self.place) if self.place else None
 
     def matches(self, mro: tuple[str, ...], message: str, location: str = "") -> bool:
         if self.type_name not in mro or self.pattern.search(message) is None:
@@ -66,15 +84,23 @@ class ShownDifference:
     """How the issue shows in a conformance suite: a quantity that differs from the reference.
 
     Attributes:
-        quantity: a pattern that the quantity's name matches as a whole, ``logs\\[kl\\]``.
+        name: a pattern that the quantity's name matches as a whole, ``logs\\[kl\\]``.
         setting: values of the setting without which it does not show; of a list one.
-        where: for a quantity that differs elsewhere for another reason, a pattern that begins its place:
+        place: for a quantity that differs elsewhere for another reason, a pattern that begins its place:
             ``batch 0``.
     """
 
-    quantity: re.Pattern[str]
+    name: str
     setting: Mapping[str, Any]
-    where: re.Pattern[str] = re.compile("")
+    place: str = ""
+
+    @cached_property
+    def quantity(self) -> re.Pattern[str]:
+        return re.compile(self.name)
+
+    @cached_property
+    def where(self) -> re.Pattern[str]:
+        return re.compile(self.place)
 
     def matches(self, quantity: str, setting: Mapping[str, Any], where: str = "") -> bool:
         has = all(
@@ -127,6 +153,7 @@ class KnownIssue:
 
     Attributes:
         wrong: one line: what a user sees, or what is wrong without an error.
+        severity: one of :data:`SEVERITIES`: what it does at its worst, on some stack.
         upstream: links to the issues and pulls that report and cure it.
         suite: the test module that shows it.
         cure: the module of this package that cures it; empty where none does.
@@ -140,8 +167,6 @@ class KnownIssue:
         cure_with: modules that belong to the cure as well.
         workaround: what else helps, as it would follow "or", where that cannot be derived from the predictions; what
             can is made by ``remedies``.
-        blocks: ids of issues that cannot be seen where this one is ``broken``: their verdict is ``blocked``, by this
-            one, for the same subject and strategies. A short form of such predictions.
         differences: by which conformance suites know it.
         trainers: whom it meets, where its id does not say so and it does not meet every trainer.
     """
@@ -156,10 +181,10 @@ class KnownIssue:
     predictions: tuple[Prediction, ...]
     strategies: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    blocks: tuple[str, ...] = ()
     without_trainer: tuple[str, ...] = ()
     cure_with: tuple[str, ...] = ()
     workaround: str = ""
+    severity: str = SEVERITIES[0]
     differences: tuple[ShownDifference, ...] = ()
     trainers: tuple[str, ...] = ()
 

@@ -38,7 +38,7 @@ def line_once(installed: Mapping[str, str], cache: Cache | None) -> str | None:
     """
     if cache is None:  # -p no:cacheprovider
         return line(installed)
-    key = [__version__, *known_issues.fingerprint(), *evidence.fingerprint(), dict(installed)]
+    key = [__version__, known_issues.fingerprint(), *evidence.fingerprint(), dict(installed)]
     kept = cache.get(_KEY, None)
     if isinstance(kept, dict) and kept.get("key") == key and isinstance(kept.get("line", 0), (str, type(None))):
         return kept["line"] or None

@@ -193,7 +193,7 @@ class Judge:
             f"{record.issue}, {record.subject}, {record.strategy}: the verdict is {record.verdict}{by}; {what}.\n"
             f"stack: {stack.describe(stack.installed())}\n"
             f"evidence:\n{evidence}\n"
-            f"If this verdict is right, correct the entry '{record.issue}' in pytest_trlcompat/catalog/catalog.toml."
+            f"If this verdict is right, correct the entry '{record.issue}' in {known_issues.source_of(record.issue)}."
         )
         pytest.fail(printable(text), pytrace=False)
 

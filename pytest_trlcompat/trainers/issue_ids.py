@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["TRAINERS", "kind_of", "measured_with", "trainer_of"]
+__all__ = ["TRAINERS", "folder_of", "kind_of", "measured_with", "trainer_of"]
 
 TRAINERS = ("distillation", "dpo", "grpo", "kto", "ppo", "reward", "rloo", "sft")
 """Trainers that issues of their own begin with in their ids, or end with after ``conformance``.
@@ -31,3 +31,10 @@ def measured_with(issue_id: str) -> str:
 def kind_of(issue_id: str) -> str:
     """Whose cures cure it, as :func:`measured_with` names trainers; empty for one that meets every trainer."""
     return measured_with(issue_id) if trainer_of(issue_id) else ""
+
+
+def folder_of(issue_id: str) -> str:
+    """The folder of the catalogue in which an issue's file lies: its trainer, or the area that its id begins with."""
+    if issue_id.startswith("conformance-"):
+        return "conformance"
+    return kind_of(issue_id) or issue_id.partition("-")[0]

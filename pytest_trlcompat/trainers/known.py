@@ -1,12 +1,13 @@
 """Which known issues each mixin cures, from the catalogue.
 
 A wheel has them as ``known.json``, which its build writes. In a checkout nothing is written: there the catalogue itself
-is read, when somebody asks. So that users can train with the mixins without the package of the catalogue, its file is
+is read, when somebody asks. So that users can train with the mixins without the package of the catalogue, its files are
 read as data. Imports only the standard library, and ``tomli`` where that has no TOML.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import sys
@@ -22,7 +23,7 @@ from pytest_trlcompat.trainers.names import names_of
 __all__ = ["FILE", "CuredIssue", "collected", "issues_of", "mixins_of", "stored"]
 
 FILE = Path(__file__).with_name("known.json")
-_CATALOG = Path(__file__).parents[1] / "catalog" / "catalog.toml"
+_CATALOG = Path(__file__).parents[1] / "catalog" / "issues"
 
 
 @dataclass(frozen=True)
@@ -88,5 +89,7 @@ def _entries() -> list[Mapping[str, Any]]:
     else:
         import tomli as tomllib
 
-    entries: list[Mapping[str, Any]] = tomllib.loads(_CATALOG.read_text(encoding="utf-8"))["issue"]
-    return entries
+    files = sorted(_CATALOG.glob("*/*.toml"))
+    if not files:
+        raise FileNotFoundError(errno.ENOENT, "there is no file of a known issue", str(_CATALOG))
+    return [{"id": file.stem, **tomllib.loads(file.read_text(encoding="utf-8"))} for file in files]

@@ -1,34 +1,24 @@
-"""The catalogue's text with predictions as they were measured, each before the one that was wrong.
+"""The catalogue's files with predictions as they were measured, each before the one that was wrong.
 
-Text is inserted and none is changed, so that comments and order stay as a person has written them. Imports the
+Lines are inserted and none is changed, so that comments and order stay as a person has written them. Imports the
 catalogue alone.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import sys
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat.catalog import known_issues
-from pytest_trlcompat.catalog.known_issues import Catalog, CatalogError
+from pytest_trlcompat.catalog.issue import Prediction
+from pytest_trlcompat.catalog.known_issues import PREDICTION, Catalog, CatalogError
 from pytest_trlcompat.catalog.ranges import parse
 from pytest_trlcompat.catalog.verdict import Verdict
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 __all__ = ["Correction", "NotCorrected", "correct"]
-
-_ISSUE = re.compile(r"^\[\[issue\]\]\s*$")
-_PREDICTION = re.compile(r"^\[\[issue\.prediction\]\]\s*$")
 
 
 class NotCorrected(ValueError):
@@ -57,10 +47,14 @@ class Correction:
     why: str
 
 
-def correct(text: str, correction: Correction) -> str:
-    """The text of a catalogue that predicts, for what was measured, what was measured.
+def correct(folder: Path, edited: Mapping[Path, str], correction: Correction) -> dict[Path, str]:
+    """The texts of a catalogue's files so that it predicts, for what was measured, what was measured.
 
     The new prediction holds where the wrong one did, from the first release on; the others stay.
+
+    Args:
+        folder: of the catalogue.
+        edited: texts of its files that differ from what is on disk; returned with that of the issue's file.
 
     Raises:
         NotCorrected: where that cannot be written so.
@@ -69,76 +63,74 @@ def correct(text: str, correction: Correction) -> str:
         raise NotCorrected(f"nobody has explained the {correction.verdict}: it needs a known issue of its own first")
     if correction.verdict is Verdict.UNTESTABLE:
         raise NotCorrected("what cannot be tested is no verdict about a release")
-    raw = tomllib.loads(text)
-    entry = next((each for each in raw["issue"] if each["id"] == correction.issue), None)
-    if entry is None:
+    entries = known_issues.written(folder, edited).entries
+    if correction.issue not in entries:
         raise NotCorrected(f"the catalogue has no issue {correction.issue}")
-    wrong = _wrong(text, entry, correction)
-    when = _when(wrong, correction)
+    file = known_issues.file_of(correction.issue, folder)
+    text = edited[file] if file in edited else file.read_text(encoding="utf-8")
+    decided = _decided(known_issues.read(folder, edited), correction)
+    position = _position(decided, entries, correction) if decided is not None else None
     lines = text.splitlines(keepends=True)
-    place = _place(lines, correction.issue, entry["prediction"].index(wrong) if wrong is not None else None)
-    changed = "".join([*lines[:place], *_block(correction, when), *lines[place:]])
-    _check(changed, correction)
+    place = _place(lines, correction.issue, position)
+    when = _when(decided.when if decided is not None else {}, correction)
+    changed = {**edited, file: "".join([*lines[:place], _line(correction, when), *lines[place:]])}
+    _check(folder, changed, correction)
     return changed
 
 
-def _wrong(text: str, entry: Mapping[str, Any], correction: Correction) -> Mapping[str, Any] | None:
-    """The entry's prediction that was wrong; ``None`` where there was none."""
-    issue = _load(text).get_issue(correction.issue)
+def _decided(catalog: Catalog, correction: Correction) -> Prediction | None:
+    """The prediction that was wrong; ``None`` where there was none."""
+    predictions = catalog.get_issue(correction.issue).predictions
     strategy = correction.strategies[0]
-    decided = next((p for p in issue.predictions if p.applies(correction.subject, strategy, correction.versions)), None)
-    if decided is None:
-        return None
-    for raw in entry["prediction"]:
-        same = (raw["verdict"], raw["subject"], raw["when"], tuple(raw.get("strategies", ())), raw["why"])
-        if same == (decided.verdict.value, decided.subject, decided.when, decided.strategies, decided.why):
-            found: Mapping[str, Any] = raw
-            return found
+    return next((p for p in predictions if p.applies(correction.subject, strategy, correction.versions)), None)
+
+
+def _position(decided: Prediction, entries: Mapping[str, Mapping[str, Any]], correction: Correction) -> int:
+    """Which of the entry's written predictions it is, from 0."""
+    for position, raw in enumerate(entries[correction.issue]["prediction"]):
+        for each in known_issues.expanded(raw, entries):
+            same = (each["verdict"], each["subject"], each["when"], tuple(each.get("strategies", ())), each["why"])
+            if same == (decided.verdict, decided.subject, decided.when, decided.strategies, decided.why):
+                return position
     raise NotCorrected(f"{decided.describe()} follows from another entry, which has to be changed instead")
 
 
-def _when(wrong: Mapping[str, Any] | None, correction: Correction) -> dict[str, str]:
-    when = dict(wrong["when"]) if wrong is not None else {}
+def _when(wrong: Mapping[str, str], correction: Correction) -> dict[str, str]:
     bound = f">={correction.first}"
-    both = ",".join(part for part in (bound, when.get(correction.package, "")) if part)
+    both = ",".join(part for part in (bound, wrong.get(correction.package, "")) if part)
     narrowed = parse(both)
-    when[correction.package] = narrowed.describe() if len(narrowed.intervals) == 1 else both
-    return when
+    return {**wrong, correction.package: narrowed.describe() if len(narrowed.intervals) == 1 else both}
 
 
 def _place(lines: Sequence[str], issue: str, position: int | None) -> int:
-    """The line before which the new prediction stands: the wrong one's, or the end of the issue."""
-    begins = [number for number, line in enumerate(lines) if _ISSUE.match(line)]
-    named = re.compile(rf'^id = "{re.escape(issue)}"\s*$')
-    for start, end in zip(begins, [*begins[1:], len(lines)], strict=True):
-        if any(named.match(line) for line in lines[start:end]):
-            predictions = [number for number in range(start, end) if _PREDICTION.match(lines[number])]
-            if position is not None:
-                return predictions[position]
-            while lines[end - 1].startswith("#"):  # of the next issue
-                end -= 1
-            return end
-    raise NotCorrected(f'the catalogue has no line id = "{issue}"')
+    """The line before which the new prediction stands: the wrong one's, or the end of the list."""
+    start = next((number for number, line in enumerate(lines) if line.startswith("prediction = [")), len(lines))
+    end = next((number for number in range(start, len(lines)) if lines[number].startswith("]")), len(lines))
+    predictions = [number for number in range(start + 1, end) if PREDICTION.match(lines[number])]
+    if end == len(lines) or (position is not None and position >= len(predictions)):
+        raise NotCorrected(
+            f"the file of {issue} does not have its predictions one a line, between 'prediction = [' and ']'"
+        )
+    return end if position is None else predictions[position]
 
 
-def _block(correction: Correction, when: Mapping[str, str]) -> Iterable[str]:
+def _line(correction: Correction, when: Mapping[str, str]) -> str:
     # JSON's strings and lists are TOML's as well.
     ranges = ", ".join(f"{package} = {json.dumps(text)}" for package, text in when.items())
-    return [
-        "[[issue.prediction]]\n",
-        f"verdict = {json.dumps(correction.verdict.value)}\n",
-        *([f"by = {json.dumps(correction.by)}\n"] if correction.by else []),
-        f"subject = {json.dumps(correction.subject)}\n",
-        f"when = {{ {ranges} }}\n",
-        f"strategies = {json.dumps(list(correction.strategies))}\n",
-        f"why = {json.dumps(correction.why, ensure_ascii=False)}\n",
-        "\n",
+    parts = [
+        f"verdict = {json.dumps(correction.verdict.value)}",
+        *([f"by = {json.dumps(correction.by)}"] if correction.by else []),
+        f"subject = {json.dumps(correction.subject)}",
+        f"when = {{ {ranges} }}",
+        f"strategies = {json.dumps(list(correction.strategies))}",
+        f"why = {json.dumps(correction.why, ensure_ascii=False)}",
     ]
+    return f"    {{ {', '.join(parts)} }},\n"
 
 
-def _check(text: str, correction: Correction) -> None:
+def _check(folder: Path, changed: Mapping[Path, str], correction: Correction) -> None:
     try:
-        issue = _load(text).get_issue(correction.issue)
+        issue = known_issues.read(folder, changed).get_issue(correction.issue)
     except CatalogError as error:
         raise NotCorrected(f"the catalogue would refuse it: {error}") from error
     for strategy in correction.strategies:
@@ -147,10 +139,3 @@ def _check(text: str, correction: Correction) -> None:
             raise NotCorrected(
                 f"an earlier prediction decides under {strategy}: {found.describe() if found else 'none at all'}"
             )
-
-
-def _load(text: str) -> Catalog:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "catalog.toml")
-        path.write_text(text, encoding="utf-8")
-        return known_issues.load.__wrapped__(path)  # not kept: the file is gone

@@ -34,7 +34,7 @@ class WatchLayout(Layout):
 
     @property
     def catalog(self) -> Path:
-        return self.root / "pytest_trlcompat" / "catalog" / "catalog.toml"
+        return self.root / "pytest_trlcompat" / "catalog" / "issues"
 
     def day(self, day: datetime.date) -> Path:
         """The folder of a day's page."""

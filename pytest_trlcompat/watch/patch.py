@@ -10,6 +10,7 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from packaging.version import Version
 
@@ -24,7 +25,7 @@ from pytest_trlcompat.watch.plan import WatchedCell
 
 __all__ = ["Patch", "make_patch", "unified"]
 
-_MATRIX, _CATALOG = "fixtures/matrix.toml", "pytest_trlcompat/catalog/catalog.toml"
+_MATRIX = "fixtures/matrix.toml"
 
 
 @dataclass(frozen=True)
@@ -159,14 +160,15 @@ def _correct(
     after: dict[str, str],
 ) -> list[str]:
     left_out = []
-    text = original = layout.catalog.read_text(encoding="utf-8")
+    edited: dict[Path, str] = {}
     for change, narrowed in changes:
         try:
-            text = correct(text, _correction(change, narrowed))
+            edited = correct(layout.catalog, edited, _correction(change, narrowed))
         except NotCorrected as error:
             left_out.append(f"{change.sentence}: {error}")
-    if text != original:
-        before[_CATALOG], after[_CATALOG] = original, text
+    for file, text in edited.items():
+        path = file.relative_to(layout.root).as_posix()
+        before[path], after[path] = file.read_text(encoding="utf-8"), text
     return left_out
 
 

@@ -1,7 +1,7 @@
 """Known issues that the conformance suite found: each is one or a few of its settings, and what differs with them.
 
-What is measured, and what shows the issue, stands in the catalogue: ``settings``, ``[[issue.difference]]`` and
-``[[issue.symptom]]``. Strategies with ranks are part of a full sweep; of the others a cell tries its part of the rows.
+What is measured, and what shows the issue, stands in the catalogue: ``settings``, ``difference`` and
+``symptom``. Strategies with ranks are part of a full sweep; of the others a cell tries its part of the rows.
 """
 
 from __future__ import annotations

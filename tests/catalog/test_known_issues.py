@@ -21,6 +21,7 @@ schema = 1
 id = "one"
 title = "t"
 wrong = "s"
+severity = "weights"
 upstream = ["https://example.org/1"]
 suite = "test_one.py"
 cure = "pytest_trlcompat.trainers.one"
@@ -154,6 +155,8 @@ def test_a_symptom_is_a_type_and_a_text(tmp_path: Path) -> None:
         ('workaround = "r"', 'workaround = " "', "issue one: workaround must be one line of text, not ' '"),
         ('title = "t"', "title = 1", "issue one: title must be one line of text, not 1"),
         ('why = "w"', 'why = ""', "issue one: why must be one line of text, not ''"),
+        ('severity = "weights"', "", "issue one: missing key 'severity'"),
+        ('"weights"', '"bad"', "issue one: unknown severity 'bad'; known are weights, crash, numbers, cost, message"),
         ("schema = 1", "schema = 2", "schema 1 was expected, 2 was found"),
         ("schema = 1", "schema =", "Invalid value"),
     ],
@@ -179,6 +182,23 @@ def test_every_entry_bites_somewhere() -> None:
             continue  # what it finds are other entries
         verdicts = [prediction.verdict for prediction in issue.predictions]
         assert any(verdict.is_problem for verdict in verdicts), issue.id
+
+
+def test_severity_is_what_an_entry_says_else() -> None:
+    """As far as that decides it: who writes that what is trained is right does not call it another model."""
+    for issue in known_issues.load().values():
+        own = (Verdict.SILENT, Verdict.BROKEN, Verdict.WASTEFUL)
+        problems = {each.verdict for each in issue.predictions if each.verdict in own}
+        if problems == {Verdict.BROKEN}:
+            assert issue.severity == "crash", issue.id
+        if problems == {Verdict.WASTEFUL}:
+            assert issue.severity == "cost", issue.id
+        if (
+            problems
+            and Verdict.BROKEN not in problems
+            and re.search("(trained|training|weights) (is|are) right", issue.wrong)
+        ):
+            assert issue.severity in ("numbers", "cost", "message"), issue.id
 
 
 def test_a_conformance_suite_measures_with_the_trainer_that_its_id_ends_with() -> None:
@@ -244,3 +264,130 @@ def test_a_symptom_may_say_where_it_is_raised(tmp_path: Path) -> None:
 TEXT_AND_WHERE = """text = "on the same device"
 where = '^torch/nn/functional\\.py:embedding'
 """
+
+
+FILE = """
+title = "t"
+wrong = "s"
+severity = "weights"
+upstream = []
+suite = "test_one.py"
+cure = ""
+symptom = [
+    { type = "RuntimeError", text = "x" },
+]
+prediction = [
+    # Why this one stands first.
+    { verdict = "broken", subject = "both", when = { trl = "<1.0" }, why = "w" },
+    { verdict = "ok", subject = "upstream", when = { trl = ">=1.0" }, why = "mended" },
+]
+"""
+BLOCKED = """
+title = "t"
+wrong = "s"
+severity = "weights"
+upstream = []
+suite = "test_two.py"
+cure = ""
+prediction = [
+    { verdict = "blocked", by = "grpo-one" },
+    { verdict = "silent", subject = "upstream", when = {}, why = "w" },
+]
+"""
+
+
+def write_files(folder: Path, **texts: str) -> Path:
+    (folder / "grpo").mkdir()
+    (folder / "absent.toml").write_text('schema = 1\n[absent.grpo]\nwhen = { trl = "<0.14" }\nwhy = "none yet"\n')
+    for name, text in {"one": FILE, "two": BLOCKED, **texts}.items():
+        (folder / "grpo" / f"grpo-{name}.toml").write_text(text)
+    return folder
+
+
+def test_a_folder_has_a_file_for_each_issue_and_a_prediction_may_be_of_both_subjects(tmp_path: Path) -> None:
+    catalog = known_issues.load(write_files(tmp_path))
+    assert list(catalog) == ["grpo-one", "grpo-two"]
+    assert [each.describe() for each in catalog["grpo-one"].predictions] == [
+        "absent for upstream with trl <0.14 (none yet)",
+        "absent for corrected with trl <0.14 (none yet)",
+        "broken for upstream with trl <1.0 (w)",
+        "broken for corrected with trl <1.0 (w)",
+        "ok for upstream with trl >=1.0 (mended)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "described"),
+    [
+        (
+            '{ verdict = "blocked", by = "grpo-one" }',
+            [
+                "blocked by grpo-one for upstream under fsdp1* with trl <1.0 (w)",
+                "blocked by grpo-one for corrected under fsdp1* with trl <1.0 (w)",
+            ],
+        ),
+        (
+            '{ verdict = "blocked", by = "grpo-one", subject = "corrected", strategies = ["fsdp1"], why = "mine" }',
+            ["blocked by grpo-one for corrected under fsdp1 with trl <1.0 (mine)"],
+        ),
+        (
+            '{ verdict = "blocked", by = "grpo-one", subject = "upstream", when = { trl = "<0.20" }, why = "mine" }',
+            ["blocked by grpo-one for upstream with trl <0.20 (mine)"],
+        ),
+    ],
+)
+def test_what_a_blocked_prediction_without_ranges_leaves_out_is_as_its_blocker_has_it(
+    tmp_path: Path, written: str, described: list[str]
+) -> None:
+    one = FILE.replace("""<1.0" }, why""", """<1.0" }, strategies = ["fsdp1*"], why""")
+    two = BLOCKED.replace('{ verdict = "blocked", by = "grpo-one" }', written)
+    catalog = known_issues.load(write_files(tmp_path, one=one, two=two))
+    predictions = [each.describe() for each in catalog["grpo-two"].predictions[2:]]
+    assert predictions == [*described, "silent for upstream with every version (w)"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        (
+            '"both"',
+            '"all"',
+            "grpo-one.toml:13: issue grpo-one: unknown subject 'all'; known are upstream, corrected, both",
+        ),
+        ('trl = ">=1.0"', 'trl = ">1.0,<0.9"', "grpo-one.toml:14: issue grpo-one: no version of trl lies in the range"),
+        ('why = "mended"', 'because = "x"', "grpo-one.toml:14: issue grpo-one: unknown key because"),
+        (', why = "mended"', "", "grpo-one.toml:14: issue grpo-one: missing key 'why'"),
+        (
+            'trl = ">=1.0" }',
+            'trl = ">=1.0" }, strategies = ["fsdp9"]',
+            "grpo-one.toml:14: issue grpo-one: strategy pattern 'fsdp9' matches none",
+        ),
+        ('"broken"', '"silent"', "grpo-two.toml:9: issue grpo-two: blocked by 'grpo-one', which is nowhere broken"),
+        ('suite = "test_one.py"', "", "grpo-one.toml: issue grpo-one: missing key 'suite'"),
+        ('suite = "test_one.py"', 'id = "grpo-one"', "grpo-one.toml: issue grpo-one: unknown key id: the file's name"),
+        ('suite = "test_one.py"', "suite =", r"grpo-one.toml: Invalid value \(at line 6, column 8\)"),
+    ],
+)
+def test_a_mistake_is_named_with_its_file_and_line(tmp_path: Path, old: str, new: str, text: str) -> None:
+    assert old in FILE
+    with pytest.raises(known_issues.CatalogError, match=text):
+        known_issues.load(write_files(tmp_path, one=FILE.replace(old, new, 1)))
+
+
+def test_a_blocked_prediction_names_an_issue_that_is_there(tmp_path: Path) -> None:
+    two = BLOCKED.replace('by = "grpo-one"', 'by = "grpo-three"')
+    with pytest.raises(known_issues.CatalogError, match=r"grpo-two\.toml:9: .* blocked by 'grpo-three', which is no"):
+        known_issues.load(write_files(tmp_path, two=two))
+
+
+def test_a_file_lies_where_its_name_says(tmp_path: Path) -> None:
+    folder = write_files(tmp_path)
+    (folder / "grpo" / "ppo-three.toml").write_text(FILE)
+    with pytest.raises(known_issues.CatalogError, match=r"the file of an issue with this id is .*/ppo/ppo-three\.toml"):
+        known_issues.load(folder)
+
+
+def test_a_folder_without_an_issue_is_no_catalogue(tmp_path: Path) -> None:
+    (tmp_path / "absent.toml").write_text("schema = 1\n")
+    with pytest.raises(known_issues.CatalogError, match="there is no file of an issue in its folders"):
+        known_issues.load(tmp_path)

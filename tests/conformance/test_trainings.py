@@ -26,6 +26,7 @@ ENTRY = """
 id = "{id}"
 title = "t"
 wrong = "w"
+severity = "weights"
 upstream = []
 suite = "conformance/test_findings.py"
 cure = ""

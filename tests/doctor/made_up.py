@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
@@ -29,7 +28,7 @@ def issue(
     needs: tuple[str, ...] = (),
     cure: str = "",
 ) -> KnownIssue:
-    symptoms = (Symptom("RuntimeError", re.compile("on the same device")),)
+    symptoms = (Symptom("RuntimeError", "on the same device"),)
     return KnownIssue(
         name, "title", "wrong", (LINK,), "s", cure, symptoms, predictions, strategies, needs, workaround="workaround"
     )

@@ -52,8 +52,8 @@ def test_an_annotation_stands_at_the_entry_of_the_catalogue() -> None:
         message == f"{OLD.id}: upstream, zero3: silent, predicted ok\n{NEW.id}: upstream, zero3: silent, predicted ok"
     )
     path = Path(__file__).resolve().parents[2] / properties["file"]
-    assert path == known_issues.SOURCE
-    assert path.read_text().splitlines()[int(properties["line"]) - 1] == f'id = "{ISSUE}"'
+    assert path == known_issues.file_of(ISSUE)
+    assert path.read_text().splitlines()[int(properties["line"]) - 1] == "prediction = ["
 
 
 def test_each_verdict_that_is_not_as_predicted_and_each_unfinished_cell_is_annotated() -> None:

@@ -12,6 +12,7 @@ from pytest_trlcompat._provenance import Provenance
 from pytest_trlcompat.catalog.verdict import Verdict, read_records
 from pytest_trlcompat.launch import Failure, LaunchError, StrategyAbsent
 from pytest_trlcompat.plugin.judging import MEASURED_AGAIN, Absent, Finding, Judge, Untestable
+from pytest_trlcompat.trainers.issue_ids import folder_of
 
 from .judged import ISSUE, failed, raising
 
@@ -57,7 +58,7 @@ def test_a_wrong_prediction_fails_in_either_direction_and_names_the_entry_to_cor
         text = str(failure.value)
         assert f"{ISSUE}, {subject}, fsdp1: the verdict is {verdict}; the catalogue predicts: " in text
         assert "  n: 3" in text
-        assert f"correct the entry '{ISSUE}' in pytest_trlcompat/catalog/catalog.toml" in text
+        assert f"correct the entry '{ISSUE}' in pytest_trlcompat/catalog/issues/{folder_of(ISSUE)}/{ISSUE}.toml" in text
     assert len(read_records(results)) == 2
 
 

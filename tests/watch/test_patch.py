@@ -26,31 +26,33 @@ from .made_up import cell_report, record
 from .small_index import day
 from .test_known import STACK
 
-CATALOG = """\
+ENTRY = """\
 # A comment that stays.
-schema = 1
-
-[[issue]]
-id = "grpo-x"
 title = "t"
 wrong = "w"
+severity = "weights"
 upstream = []
 suite = "grpo/test_x.py"
 cure = ""
-
-[[issue.prediction]]
-verdict = "silent"
-subject = "upstream"
-when = { trl = ">=0.14" }
-why = "because"
+prediction = [
+    { verdict = "silent", subject = "upstream", when = { trl = ">=0.14" }, why = "because" },
+]
 """
+
+
+def write_catalogue(folder: Path) -> Path:
+    """A catalogue of one issue; returns its file."""
+    path = folder / "grpo" / "grpo-x.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(ENTRY)
+    (folder / "absent.toml").write_text("schema = 1\n")
+    return path
 
 
 @pytest.fixture
 def repository(checkout: WatchLayout) -> WatchLayout:
     """The small checkout with a catalogue and hashes, in git."""
-    checkout.catalog.parent.mkdir(parents=True)
-    checkout.catalog.write_text(CATALOG)
+    write_catalogue(checkout.catalog)
     lock = next(checkout.locks.glob("*.txt"))
     hashes.renew({"3.11": set(locks.read_lock(lock).requirements)}, Layout(checkout.root))
     (checkout.root / ".gitignore").write_text("build\n")
@@ -105,7 +107,13 @@ def test_git_applies_it_and_the_matrix_knows_the_new_cells(
     issue = known_issues.load.__wrapped__(repository.catalog).get_issue("grpo-x")
     found = [issue.predict("upstream", "ddp", {"trl": trl}) for trl in ("1.0.0", "1.1.0")]
     assert [each and each.verdict for each in found] == [Verdict.SILENT, Verdict.OK]
-    assert repository.catalog.read_text().startswith("# A comment that stays.\n")
+    written = (repository.catalog / "grpo" / "grpo-x.toml").read_text()
+    assert written.startswith("# A comment that stays.\n")
+    inserted = [line for line in written.splitlines() if line not in ENTRY.splitlines()]
+    assert inserted == [
+        '    { verdict = "ok", subject = "upstream", when = { trl = ">=1.1.0" }, strategies = ["ddp"], '
+        'why = "measured: 1.0.0 and 1.1.0 of trl differ; say why" },'
+    ]
     # A cell is no measurement: until a sweep of it is published, its releases stay new.
     index = ask(STACK, "3.11", False).before(day("2026-06-11"))
     still_new = new_releases(index, known_now(renewed, layout).versions)
@@ -119,7 +127,7 @@ def test_without_changes_the_newest_of_all_alone_becomes_a_cell(
     patch = make_patch(matrix, repository, [each for each in plan if "tf5.0.1" not in each.cell.id], [])
     git(repository.root, "apply", "-", stdin=patch.text)
     assert [cell.id for cell in read_matrix(repository.matrix).cells] == ["trl1.0.0-tf5.0.0", "trl1.1.0-tf5.1.0"]
-    assert "catalog.toml" not in patch.text
+    assert "catalog/issues" not in patch.text
 
 
 @pytest.mark.parametrize(
@@ -135,7 +143,7 @@ def test_a_boundary_that_was_not_measured_is_not_written(
     matrix: Matrix, repository: WatchLayout, plan: list[WatchedCell], narrowed: Narrowed | None, reason: str
 ) -> None:
     patch = make_patch(matrix, repository, plan, [(cured(plan), narrowed)])
-    assert "catalog.toml" not in patch.text
+    assert "catalog/issues" not in patch.text
     (line,) = patch.left_out
     assert reason in line
     assert line.startswith("grpo-x, TRL's own trainer under ddp: ok, predicted silent")

@@ -29,7 +29,7 @@ from pytest_trlcompat.watch.layout import WatchLayout
 from ..conftest import GitHistory
 from .clones import make_clone
 from .made_up import record
-from .test_patch import CATALOG
+from .test_patch import write_catalogue
 
 TODAY = datetime.date(2026, 6, 11)
 
@@ -76,8 +76,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch, checkout: WatchLayout) -> Trainin
     found = Trainings()
     monkeypatch.setattr(running, "run_cell", found.run_cell)
     monkeypatch.setattr(process, "run", found.bisect)
-    checkout.catalog.parent.mkdir(parents=True)
-    checkout.catalog.write_text(CATALOG)
+    write_catalogue(checkout.catalog)
     catalog = known_issues.load.__wrapped__(checkout.catalog)
     monkeypatch.setattr(known_issues, "load", lambda: catalog)
     (checkout.root / "fixtures" / "hashes").mkdir()

@@ -6,12 +6,11 @@ Imports only the standard library, the catalogue and the model.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pytest_trlcompat._escaping import in_block, in_row, one_line, printable
-from pytest_trlcompat.catalog.known_issues import SOURCE
+from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.summary_parts import expected, measured
 from pytest_trlcompat.catalog.verdict import Record
 from pytest_trlcompat.matrix.errors import MatrixError
@@ -97,9 +96,8 @@ def workflow_commands(report: Report) -> list[str]:
     wrong: dict[str, list[str]] = {}
     for cell, record in report.wrong:
         wrong.setdefault(record.issue, []).append(f"{cell.id}: {_sentence(record)}")
-    lines = _lines()
     errors = [
-        _command("error", _some(texts), {"title": f"{issue}: not as predicted", **_place(issue, lines)})
+        _command("error", _some(texts), {"title": f"{issue}: not as predicted", **_place(issue)})
         for issue, texts in wrong.items()
     ]
     warnings = [
@@ -124,17 +122,12 @@ def _shown(kind: str, commands: list[str], things: str) -> list[str]:
     return [*shown, _command(kind, f"{len(commands) - len(shown)} more {things}; the summary and the report name them")]
 
 
-def _lines() -> dict[str, int]:
-    """Where the entry of each known issue begins in the catalogue, from 1."""
-    found = enumerate(SOURCE.read_text(encoding="utf-8").splitlines(), 1)
-    return {match[1]: number for number, line in found if (match := re.match(r'id = "([^"]+)"', line))}
-
-
-def _place(issue: str, lines: Mapping[str, int]) -> dict[str, str]:
-    if issue not in lines:
+def _place(issue: str) -> dict[str, str]:
+    """Where the predictions of a known issue begin, from the root of the repository; lines from 1."""
+    if issue not in known_issues.load():
         return {}
-    path = Path(*SOURCE.parts[-3:])  # from the root of the repository
-    return {"file": path.as_posix(), "line": str(lines[issue])}
+    lines = known_issues.file_of(issue).read_text(encoding="utf-8").splitlines()
+    return {"file": known_issues.source_of(issue), "line": str(lines.index("prediction = [") + 1)}
 
 
 def _command(kind: str, message: str, properties: Mapping[str, str] | None = None) -> str:

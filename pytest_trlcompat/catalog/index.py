@@ -1,0 +1,151 @@
+"""The catalogue as it was read and checked, as JSON: reading that takes a twentieth of reading its files.
+
+A wheel has it as ``index.json``, which its build writes. For a checkout it is kept in the user's cache, never in the
+checkout, and made anew whenever a file on which it depends has changed. Imports no package of the stack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pytest_trlcompat import _data, _json_files, _trust
+from pytest_trlcompat.catalog.issue import KnownIssue, Prediction, ShownDifference, Symptom
+from pytest_trlcompat.catalog.verdict import Verdict
+
+__all__ = ["FILE", "cached", "keep", "packaged", "parse", "stamp", "text_of"]
+
+FILE = Path(__file__).with_name("index.json")
+"""Of a wheel; no checkout has it."""
+
+_PACKAGE = Path(__file__).parents[1]
+_FIELDS = ("id", "title", "wrong", "suite", "cure", "workaround", "severity")
+_LISTS = ("upstream", "strategies", "needs", "without_trainer", "cure_with", "trainers")
+
+
+def text_of(issues: Iterable[KnownIssue], made_from: str = "") -> str:
+    """The index of a catalogue that was read and checked.
+
+    Args:
+        made_from: the :func:`stamp` of what was read; empty in a wheel, where nothing changes.
+    """
+    numbers: dict[str, int] = {}
+    entries = [_entry(issue, numbers) for issue in issues]
+    predictions = [json.loads(text) for text in numbers]
+    document = {"made_from": made_from, "predictions": predictions, "issues": entries}
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def _entry(issue: KnownIssue, numbers: dict[str, int]) -> dict[str, Any]:
+    """
+    Args:
+        numbers: of predictions, which many issues have in common; those of this issue are added.
+    """
+    written = [
+        json.dumps([each.verdict.value, each.subject, each.when, each.strategies, each.why, each.by])
+        for each in issue.predictions
+    ]
+    return {
+        **{name: getattr(issue, name) for name in (*_FIELDS, *_LISTS)},
+        "symptoms": [[each.type_name, each.text, each.place] for each in issue.symptoms],
+        "differences": [[each.name, each.setting, each.place] for each in issue.differences],
+        "predictions": [numbers.setdefault(text, len(numbers)) for text in written],
+    }
+
+
+def parse(text: str, made_from: str = "") -> list[KnownIssue] | None:
+    """The issues of an index; ``None`` where it is another one's, or none."""
+    try:
+        document = json.loads(text)
+        if document["made_from"] != made_from:
+            return None
+        predictions = [
+            Prediction(Verdict(verdict), subject, when, tuple(strategies), why, by)
+            for verdict, subject, when, strategies, why, by in document["predictions"]
+        ]
+        return [
+            KnownIssue(
+                **_plain(entry),
+                symptoms=tuple(Symptom(*each) for each in entry["symptoms"]),
+                differences=tuple(ShownDifference(*each) for each in entry["differences"]),
+                predictions=tuple(predictions[number] for number in entry["predictions"]),
+            )
+            for entry in document["issues"]
+        ]
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
+
+
+def _plain(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{name: entry[name] for name in _FIELDS}, **{name: tuple(entry[name]) for name in _LISTS}}
+
+
+def packaged() -> list[KnownIssue] | None:
+    """The issues of a wheel's index; ``None`` in a checkout."""
+    return parse(FILE.read_text(encoding="utf-8")) if FILE.is_file() else None
+
+
+def stamp(folder: Path) -> str:
+    """Changes when something may have changed on which the index of a catalogue depends; costs no reading."""
+    digest = hashlib.sha256()
+    for path in sorted(_sources(folder)):
+        status = os.stat(path)
+        digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _sources(folder: Path) -> Iterator[str]:
+    yield from _files(folder, ".toml")
+    yield from _files(_PACKAGE / "catalog", ".py")
+    yield from _files(_PACKAGE / "conformance", "rows.toml")
+    for name in ("stack.py", "trainers/issue_ids.py", "conformance/rows.py"):
+        yield str(_PACKAGE / name)
+
+
+def _files(folder: Path, end: str) -> Iterator[str]:
+    """Files of a folder and of those in it."""
+    for entry in os.scandir(folder):
+        if entry.name.endswith(end):
+            yield entry.path
+        elif entry.is_dir():
+            yield from (inner.path for inner in os.scandir(entry.path) if inner.name.endswith(end))
+
+
+def cached(folder: Path, made_from: str) -> list[KnownIssue] | None:
+    """The issues of the index that :func:`keep` wrote; ``None`` where there is none, or somebody else could have."""
+    try:
+        path = _cache(folder)
+        _trust.check_folder(path.parent)
+        _trust.check_files(path.parent, [path.name])
+        return parse(_json_files.read_text(path), made_from)
+    except (OSError, RuntimeError, _trust.UntrustedError, _json_files.Unreadable):
+        return None
+
+
+def keep(folder: Path, issues: Iterable[KnownIssue], made_from: str) -> None:
+    """Write the index of a checkout's catalogue into the user's cache, if there is a place where nobody else writes."""
+    with contextlib.suppress(OSError, RuntimeError, _trust.UntrustedError):
+        path = _cache(folder)
+        _trust.make_folder(path.parent)
+        import tempfile  # pytest loads this module at every start
+
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text_of(issues, made_from))
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+def _cache(folder: Path) -> Path:
+    """A checkout has one index, which the next one replaces."""
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    return _data.cache_folder() / "catalog" / f"{name}.json"
