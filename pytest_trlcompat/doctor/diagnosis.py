@@ -13,8 +13,8 @@ from typing import Any
 
 from pytest_trlcompat.catalog import remedies
 from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
+from pytest_trlcompat.catalog.issue import SEVERITIES, KnownIssue, kind, measured_with
 from pytest_trlcompat.catalog.issue import TRAINERS as MEASURED
-from pytest_trlcompat.catalog.issue import KnownIssue, kind, measured_with
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.ranges import ALL
 from pytest_trlcompat.catalog.regions import regions
@@ -253,7 +253,8 @@ def diagnose(
     """
     check_trainer(trainer, spec, catalog)
     considered, left_out = considered_strategies(strategies, spec, trainer)
-    relevant = Catalog({issue.id: issue for issue in catalog.values() if issue.meets(trainer) and not issue.is_search})
+    worst_first = sorted(catalog.values(), key=lambda issue: SEVERITIES.index(issue.severity))
+    relevant = Catalog({issue.id: issue for issue in worst_first if issue.meets(trainer) and not issue.is_search})
     foreign = {issue.id for issue in catalog.values() if not issue.meets(trainer)}
     cells = tuple(sorted(evidence.cells, key=distance(spec)))
     evidence = dataclasses.replace(evidence, cells=cells)

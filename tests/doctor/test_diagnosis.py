@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_trlcompat.doctor.applicable import StrategyError
@@ -55,6 +57,13 @@ def test_the_worst_issue_comes_first() -> None:
     entries = [issue(predict(verdict), name=verdict) for verdict in verdicts]
     found = ask("trl==1", issues=entries)
     assert [applicable.issue.id for applicable in found.issues] == ["silent", "broken", "wasteful"]
+
+
+def test_of_issues_with_one_verdict_the_most_severe_comes_first() -> None:
+    severities = ["message", "numbers", "weights", "cost", "crash"]
+    entries = [replace(issue(predict("silent"), name=severity), severity=severity) for severity in severities]
+    found = ask("trl==1", issues=entries)
+    assert [applicable.issue.id for applicable in found.issues] == ["weights", "crash", "numbers", "cost", "message"]
 
 
 # Strategies
