@@ -103,7 +103,7 @@ def _sources(folder: Path) -> Iterator[str]:
     yield from _files(folder, ".toml")
     yield from _files(_PACKAGE / "catalog", ".py")
     yield from _files(_PACKAGE / "conformance", "rows.toml")
-    for name in ("stack.py", "trainers/issue_ids.py", "conformance/rows.py"):
+    for name in ("stack.py", "_issue_ids.py", "conformance/rows.py"):
         yield str(_PACKAGE / name)
 
 

@@ -13,8 +13,8 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat import stack
+from pytest_trlcompat._issue_ids import TRAINERS, kind_of, measured_with, trainer_of
 from pytest_trlcompat.catalog.verdict import SUBJECTS, Verdict
-from pytest_trlcompat.trainers.issue_ids import TRAINERS, kind_of, measured_with, trainer_of
 
 if TYPE_CHECKING:
     from pytest_trlcompat.catalog.ranges import Range

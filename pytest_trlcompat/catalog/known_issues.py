@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat import stack
+from pytest_trlcompat._issue_ids import folder_of
 from pytest_trlcompat.catalog import index
 from pytest_trlcompat.catalog.issue import (
     SEVERITIES,
@@ -30,7 +31,6 @@ from pytest_trlcompat.catalog.issue import (
     measured_with,
 )
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.trainers.issue_ids import folder_of
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -328,7 +328,11 @@ def _install_project(root: Path, layout: Layout) -> None:
     ``PYTHONPATH`` says.
     """
     stamp = root / "trlcompat-project.txt"
-    wanted = _digest(str(layout.root), (layout.root / "pyproject.toml").read_text(encoding="utf-8"))
+    try:
+        metadata = (layout.root / "pyproject.toml").read_text(encoding="utf-8")
+    except FileNotFoundError:  # nothing to install: processes of ours find the project on their path
+        return
+    wanted = _digest(str(layout.root), metadata)
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
         return
     install = ("pip", "install", "--quiet", "--no-deps", "--python", str(root / "bin" / "python"))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_trlcompat.trainers.issue_ids import kind_of
+from pytest_trlcompat._issue_ids import kind_of
 from pytest_trlcompat.trainers.kinds import KINDS, kind_named
 from pytest_trlcompat.trainers.names import names_of
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat import stack
+from pytest_trlcompat._issue_ids import folder_of
 from pytest_trlcompat._provenance import Provenance
 from pytest_trlcompat.catalog.verdict import Verdict, read_records
 from pytest_trlcompat.launch import Failure, LaunchError, StrategyAbsent
 from pytest_trlcompat.plugin.judging import MEASURED_AGAIN, Absent, Finding, Judge, Untestable
-from pytest_trlcompat.trainers.issue_ids import folder_of
 
 from .judged import ISSUE, failed, raising
 

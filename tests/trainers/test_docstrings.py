@@ -27,7 +27,6 @@ NO_CURE = {
     "errors",
     "dpo",
     "grpo",
-    "issue_ids",
     "kinds",
     "known",
     "names",
