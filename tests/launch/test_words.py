@@ -14,7 +14,7 @@ from pytest_trlcompat.launch.words import LauncherWords, PythonWords, is_launche
     ("line", "launcher", "rest"),
     [
         ("accelerate launch --num_processes 2 t.py", "accelerate", "--num_processes 2 t.py"),
-        ("/opt/bin/accelerate-launch t.py", "accelerate", "t.py"),
+        ("/env/bin/accelerate-launch t.py", "accelerate", "t.py"),
         ("torchrun t.py", "torchrun", "t.py"),
         ("ds --num_gpus 2 t.py", "deepspeed", "--num_gpus 2 t.py"),
         ("python -m accelerate launch t.py", "accelerate", "t.py"),
@@ -23,9 +23,9 @@ from pytest_trlcompat.launch.words import LauncherWords, PythonWords, is_launche
         ("python -W ignore -X faulthandler -Im torch.distributed.launch t.py", "torchrun", "t.py"),
         ("python -Wignore -OO -m deepspeed.launcher.runner t.py", "deepspeed", "t.py"),
         ("python --check-hash-based-pycs never -m accelerate.commands.launch t.py", "accelerate", "t.py"),
-        ("python /opt/bin/torchrun t.py", "torchrun", "t.py"),
-        ("python /opt/bin/accelerate launch t.py", "accelerate", "t.py"),
-        ("python /opt/site-packages/torch/distributed/run.py t.py", "torchrun", "t.py"),
+        ("python /env/bin/torchrun t.py", "torchrun", "t.py"),
+        ("python /env/bin/accelerate launch t.py", "accelerate", "t.py"),
+        ("python /env/site-packages/torch/distributed/run.py t.py", "torchrun", "t.py"),
     ],
 )
 def test_a_launcher(line: str, launcher: str, rest: str) -> None:
