@@ -30,6 +30,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from pytest_trlcompat import _data
 from pytest_trlcompat._trust import UntrustedError, check_files, check_folder, make_folder, open_lock
 from pytest_trlcompat.accelerator import _child, self_test, sums
 
@@ -153,22 +154,18 @@ def child_variables(folder: Path, devices: int) -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """``$TRLCOMPAT_CACHE``, else ``$XDG_CACHE_HOME/pytest-trlcompat``, else ``~/.cache/pytest-trlcompat``.
+    """:func:`pytest_trlcompat._data.cache_folder`, with an error that says what it is for.
 
     Raises:
         AcceleratorError: neither variable is set, and the user has no home directory.
     """
-    own = os.environ.get("TRLCOMPAT_CACHE")
-    if own:
-        return Path(own).expanduser().resolve()
     try:
-        shared = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return _data.cache_folder()
     except RuntimeError as error:
         raise AcceleratorError(
             "there is no folder for what is compiled: HOME is not set, and the system knows no home directory of this "
             "user; set TRLCOMPAT_CACHE to a folder"
         ) from error
-    return Path(shared).resolve() / "pytest-trlcompat"
 
 
 def cache_key(torch: Torch) -> str:
