@@ -120,6 +120,11 @@ def test_what_need_not_be_recorded_says_why_and_is_compared_where_it_is() -> Non
     assert [each.unrecorded for each in stated(expected, {"logps": "another one"})] == ["", "", ""]
 
 
+def test_a_statement_stands_for_the_stages_that_begin_as_it_says_and_for_no_other() -> None:
+    expected = [Quantity(stage, "batch 0", torch.zeros(1)) for stage in ("logps[chosen]", "logps", "loss")]
+    assert [quantity.unrecorded for quantity in stated(expected, {"logps[*": "nowhere"})] == ["nowhere", "", ""]
+
+
 def test_a_parameter_that_only_the_trainer_trains_differs_and_what_it_logs_beside_is_named() -> None:
     seen = {
         PLACE: torch.tensor([1.0]),
