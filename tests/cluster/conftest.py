@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat import _processes
+from pytest_trlcompat._provenance import code_digest
 from pytest_trlcompat.catalog.verdict import Record, read_records
 from pytest_trlcompat.matrix.engines.options import RayOptions
 from pytest_trlcompat.matrix.engines.request import Request
@@ -174,6 +175,12 @@ class Checkout:
 
     def verdicts(self, cell_id: str) -> tuple[Record, ...]:
         return tuple(read_records(self.layout.results / f"{cell_id}.jsonl"))
+
+    def played(self, cell_id: str) -> list[Record]:
+        """The records, each of which must say that this code measured it; :meth:`RayCluster.play` was told them."""
+        records = self.verdicts(cell_id)
+        assert {record.provenance.partition(".")[0] for record in records} == {code_digest(ROOT)}
+        return list(records)
 
     def running_cells(self, sweep: str = "1-first") -> list[str]:
         """The cells that a command has begun and not ended."""
