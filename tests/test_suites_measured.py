@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from suites.grpo.verdicts import unequal
 from suites.measured import every, largest
 from suites.ppo.runs import greatest_difference
+from suites.verdicts import unequal
 
 
 def test_every_of_nothing_is_no_success() -> None:

@@ -12,9 +12,9 @@ import pytest
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
-from ..grpo.verdicts import failure_of, unequal
 from ..in_rank import adapter_saving
 from ..sharding.trainings import built_as_asked
+from ..verdicts import failure_of, unequal
 
 if TYPE_CHECKING:
     from .trainings import AdapterTrainings

@@ -13,9 +13,9 @@ import pytest
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
-from ..grpo.verdicts import failure_of, unequal
 from ..in_rank import adapters
 from ..measured import every
+from ..verdicts import failure_of, unequal
 from .verdicts import failures_in
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
-from ..grpo.verdicts import failure_of
 from ..sharding.trainings import greatest_difference
+from ..verdicts import failure_of
 
 if TYPE_CHECKING:
     from .trainings import AdapterTrainings

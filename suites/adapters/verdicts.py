@@ -11,8 +11,8 @@ from typing import Any
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding
 
-from ..grpo.verdicts import failure_of, unequal
 from ..launches import Failures, distinct
+from ..verdicts import failure_of, unequal
 
 __all__ = ["as_in_one_process", "failures_in", "with_every_failure"]
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Absent, Finding
 
-from ..grpo.verdicts import failure_of
 from ..in_rank import dpo
 from ..launches import Failures
 from ..measured import every
+from ..verdicts import failure_of
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel

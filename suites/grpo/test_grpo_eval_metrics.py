@@ -17,7 +17,7 @@ from pytest_trlcompat.plugin.judging import Finding, Judge
 
 from ..in_rank import grpo
 from ..measured import every
-from .verdicts import LOSS_TOLERANCE, failure_of
+from ..verdicts import LOSS_TOLERANCE, failure_of
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult

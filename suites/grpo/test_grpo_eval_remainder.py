@@ -15,7 +15,7 @@ from pytest_trlcompat.plugin.judging import Finding, Judge
 
 from ..in_rank import grpo
 from ..sharding.equivalence import SIGNIFICANT
-from .verdicts import unequal
+from ..verdicts import unequal
 
 if TYPE_CHECKING:
     from ..sharding.trainings import Trainings

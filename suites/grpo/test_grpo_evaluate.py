@@ -15,7 +15,7 @@ from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
 from ..in_rank import grpo
-from .verdicts import failure_of, unequal
+from ..verdicts import failure_of, unequal
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult

@@ -13,7 +13,7 @@ import pytest
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
-from .verdicts import failure_of
+from ..verdicts import failure_of
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult

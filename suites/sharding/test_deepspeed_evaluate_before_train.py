@@ -13,9 +13,9 @@ import pytest
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
-from ..grpo.verdicts import failure_of, mean_over_ranks, same_at, unequal
 from ..in_rank import grpo
 from ..launches import Failures
+from ..verdicts import failure_of, mean_over_ranks, same_at, unequal
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult

@@ -14,8 +14,8 @@ import pytest
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
-from ..grpo.verdicts import failure_of
 from ..launches import Failures
+from ..verdicts import failure_of
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult

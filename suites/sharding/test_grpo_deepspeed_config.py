@@ -15,7 +15,7 @@ import pytest
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
-from ..grpo.verdicts import failure_of
+from ..verdicts import failure_of
 from .equivalence import judge_equivalence
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
-from ..grpo.verdicts import failure_of
 from ..in_rank import distillation
 from ..launches import Failures
+from ..verdicts import failure_of
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel

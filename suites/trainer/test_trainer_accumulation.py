@@ -14,10 +14,10 @@ from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
-from ..grpo.verdicts import failure_of
 from ..in_rank import accumulation
 from ..launches import Failures
 from ..sharding.trainings import built_as_asked
+from ..verdicts import failure_of
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel

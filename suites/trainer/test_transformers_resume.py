@@ -12,7 +12,7 @@ import pytest
 
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
-from ..grpo.verdicts import of_resuming
+from ..verdicts import of_resuming
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult

@@ -13,7 +13,7 @@ import pytest
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.plugin.judging import Judge
 
-from . import judging
+from . import verdicts
 
 if TYPE_CHECKING:
     from .trainings import VLLMTrainings
@@ -34,4 +34,4 @@ def _measurements() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("issue", "label"), [*_measurements()])
 def test_weights(issue: str, label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
-    judge(lambda: judging.weights(vllm_trainings(subject, label), label, issue), subject=subject, strategy=label)
+    judge(lambda: verdicts.weights(vllm_trainings(subject, label), label, issue), subject=subject, strategy=label)

@@ -14,7 +14,7 @@ import pytest
 from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.plugin.judging import Judge
 
-from . import judging
+from . import verdicts
 
 if TYPE_CHECKING:
     from .trainings import VLLMTrainings
@@ -24,4 +24,4 @@ pytestmark = [pytest.mark.known_issue("grpo-vllm-batches"), pytest.mark.vllm]
 
 @pytest.mark.parametrize("label", load()["grpo-vllm-batches"].strategies)
 def test_batches(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
-    judge(lambda: judging.batches(vllm_trainings(subject, label), label), subject=subject, strategy=label)
+    judge(lambda: verdicts.batches(vllm_trainings(subject, label), label), subject=subject, strategy=label)

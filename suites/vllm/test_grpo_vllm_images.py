@@ -16,7 +16,7 @@ import pytest
 from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.plugin.judging import Judge
 
-from . import judging
+from . import verdicts
 
 if TYPE_CHECKING:
     from .trainings import VLLMTrainings
@@ -30,16 +30,16 @@ pytestmark = [pytest.mark.vllm]
 @pytest.mark.known_issue("grpo-vllm-images")
 @pytest.mark.parametrize("label", load()[ISSUE].strategies)
 def test_batches(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
-    judge(lambda: judging.batches(vllm_trainings(subject, label), label), subject=subject, strategy=label)
+    judge(lambda: verdicts.batches(vllm_trainings(subject, label), label), subject=subject, strategy=label)
 
 
 @pytest.mark.known_issue("grpo-vllm-image-token")
 @pytest.mark.parametrize("label", load()[TOKEN].strategies)
 def test_image_token(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
-    judge(lambda: judging.image_token(vllm_trainings(subject, label), label, TOKEN), subject=subject, strategy=label)
+    judge(lambda: verdicts.image_token(vllm_trainings(subject, label), label, TOKEN), subject=subject, strategy=label)
 
 
 @pytest.mark.known_issue("grpo-vllm-server-logprobs")
 @pytest.mark.parametrize("label", load()[LOGPROBS].strategies)
 def test_server_logprobs(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
-    judge(lambda: judging.answers(vllm_trainings(subject, label), label, LOGPROBS), subject=subject, strategy=label)
+    judge(lambda: verdicts.answers(vllm_trainings(subject, label), label, LOGPROBS), subject=subject, strategy=label)

@@ -12,7 +12,7 @@ import pytest
 from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.plugin.judging import Judge
 
-from . import judging
+from . import verdicts
 
 if TYPE_CHECKING:
     from .trainings import VLLMTrainings
@@ -22,4 +22,4 @@ pytestmark = [pytest.mark.known_issue("grpo-vllm-merge-drift"), pytest.mark.vllm
 
 @pytest.mark.parametrize("label", load()["grpo-vllm-merge-drift"].strategies)
 def test_policy(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
-    judge(lambda: judging.policy(vllm_trainings(subject, label), label), subject=subject, strategy=label)
+    judge(lambda: verdicts.policy(vllm_trainings(subject, label), label), subject=subject, strategy=label)

@@ -15,7 +15,7 @@ from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
 from ..in_rank import vllm_training
-from . import judging
+from . import verdicts
 
 if TYPE_CHECKING:
     from .trainings import VLLMTrainings
@@ -29,6 +29,6 @@ def test_loss(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTraini
     def measure() -> Finding:
         training = vllm_trainings(subject, label)
         is_late = vllm_training.is_late(label.partition("-")[2])
-        return judging.late(training, label, ISSUE) if is_late else judging.loss(training, label)
+        return verdicts.late(training, label, ISSUE) if is_late else verdicts.loss(training, label)
 
     judge(measure, subject=subject, strategy=label)

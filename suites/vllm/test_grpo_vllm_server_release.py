@@ -13,7 +13,7 @@ import pytest
 from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.plugin.judging import Judge
 
-from . import judging
+from . import verdicts
 
 if TYPE_CHECKING:
     from .trainings import VLLMTrainings
@@ -24,4 +24,4 @@ pytestmark = [pytest.mark.known_issue("grpo-vllm-server-release"), pytest.mark.v
 
 @pytest.mark.parametrize("label", load()[ISSUE].strategies)
 def test_release(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
-    judge(lambda: judging.released(vllm_trainings(subject, label), label, ISSUE), subject=subject, strategy=label)
+    judge(lambda: verdicts.released(vllm_trainings(subject, label), label, ISSUE), subject=subject, strategy=label)

@@ -12,7 +12,7 @@ import pytest
 from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.plugin.judging import Judge
 
-from . import judging
+from . import verdicts
 
 if TYPE_CHECKING:
     from .trainings import VLLMTrainings
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.known_issue("grpo-vllm-server-weights"), pytest.mark.v
 @pytest.mark.parametrize("label", load()["grpo-vllm-server-weights"].strategies)
 def test_weights(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
     judge(
-        lambda: judging.weights(vllm_trainings(subject, label), label, judging.SERVER_WEIGHTS),
+        lambda: verdicts.weights(vllm_trainings(subject, label), label, verdicts.SERVER_WEIGHTS),
         subject=subject,
         strategy=label,
     )

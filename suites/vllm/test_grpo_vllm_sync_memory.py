@@ -13,7 +13,7 @@ import pytest
 from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.plugin.judging import Judge
 
-from . import judging
+from . import verdicts
 
 if TYPE_CHECKING:
     from .trainings import VLLMTrainings
@@ -24,4 +24,4 @@ pytestmark = [pytest.mark.known_issue("grpo-vllm-sync-memory"), pytest.mark.vllm
 
 @pytest.mark.parametrize("label", load()[ISSUE].strategies)
 def test_memory(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
-    judge(lambda: judging.memory(vllm_trainings(subject, label)), subject=subject, strategy=label)
+    judge(lambda: verdicts.memory(vllm_trainings(subject, label)), subject=subject, strategy=label)

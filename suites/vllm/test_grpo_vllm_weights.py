@@ -13,7 +13,7 @@ import pytest
 from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.plugin.judging import Judge
 
-from . import judging
+from . import verdicts
 
 if TYPE_CHECKING:
     from .trainings import VLLMTrainings
@@ -23,4 +23,4 @@ pytestmark = [pytest.mark.known_issue("grpo-vllm-weights"), pytest.mark.vllm]
 
 @pytest.mark.parametrize("label", load()["grpo-vllm-weights"].strategies)
 def test_weights(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
-    judge(lambda: judging.weights(vllm_trainings(subject, label), label), subject=subject, strategy=label)
+    judge(lambda: verdicts.weights(vllm_trainings(subject, label), label), subject=subject, strategy=label)

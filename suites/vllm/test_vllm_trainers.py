@@ -13,7 +13,7 @@ import pytest
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
-from . import judging
+from . import verdicts
 
 if TYPE_CHECKING:
     from .trainings import VLLMTraining, VLLMTrainings
@@ -24,13 +24,13 @@ NAMES = {"rloo": "RLOO", "distillation": "Distillation"}
 def _judgement(issue: str, name: str) -> Callable[[VLLMTraining, str], Finding]:
     what = issue.partition("-vllm-")[2]
     if what.endswith("weights"):
-        return lambda training, label: judging.weights(training, label, issue)
+        return lambda training, label: verdicts.weights(training, label, issue)
     if what == "image-token":
-        return lambda training, label: judging.image_token(training, label, issue, name)
+        return lambda training, label: verdicts.image_token(training, label, issue, name)
     if what in ("batches", "images"):
-        return lambda training, label: judging.batches(training, label, name)
+        return lambda training, label: verdicts.batches(training, label, name)
     assert what == "merge-drift", f"there is no judgement for {issue}"
-    return judging.policy
+    return verdicts.policy
 
 
 def _measurements() -> Iterator[Any]:

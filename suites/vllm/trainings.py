@@ -22,8 +22,7 @@ from pytest_trlcompat.tiny import ArchitectureAbsent
 from ..in_rank import models, vllm_images, vllm_training
 from ..launches import distinct
 from ..sharding.trainings import built_as_asked
-from .between import GENERATES, TAKES_WEIGHTS, between
-from .losing import lost_on_request
+from .server_faults import GENERATES, TAKES_WEIGHTS, lost_on_request, proxied
 
 if TYPE_CHECKING:
     from pytest_trlcompat.inference.server import VLLMServer
@@ -97,7 +96,7 @@ class VLLMTraining:
 
     Attributes:
         server_said: the last error that a server printed, where a training failed.
-        passed_on: what was done to requests on their way to the server; see :class:`.between.Between`.
+        passed_on: what was done to requests on their way to the server; see :class:`.server_faults.Proxy`.
     """
 
     ranks: Sequence[Mapping[str, Any]]
@@ -267,10 +266,10 @@ def _way(server: VLLMServer | None, variant: str, folder: Path) -> Iterator[_Way
         "server_restarted_answering": {"restart": server.restart},
     }
     if variant in asked:
-        with between(server.url, **asked[variant]) as passing:
-            way = _Way(passing.url)
+        with proxied(server.url, **asked[variant]) as proxy:
+            way = _Way(proxy.url)
             yield way
-            way.passed_on = {name: getattr(passing, name) for name in ("late_answers", "unanswered", "handed_over")}
+            way.passed_on = {name: getattr(proxy, name) for name in ("late_answers", "unanswered", "handed_over")}
     elif vllm_training.loses_server(variant):
         with lost_on_request(folder, server.kill if variant == "server_ended" else server.restart):
             yield _Way(server.url)

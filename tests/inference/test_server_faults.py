@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from suites.vllm.between import GENERATES, Between, between
+from suites.vllm.server_faults import GENERATES, Proxy, proxied
 
 
 class Behind:
@@ -56,7 +56,7 @@ def behind() -> Iterator[Behind]:
     found.server.server_close()
 
 
-def post(passing: Between, path: str, body: bytes = b"") -> bytes:
+def post(passing: Proxy, path: str, body: bytes = b"") -> bytes:
     with urllib.request.urlopen(urllib.request.Request(passing.url + path, body), timeout=10) as answer:
         content: bytes = answer.read()
     return content
@@ -69,7 +69,7 @@ def timed(call: Callable[[], bytes]) -> float:
 
 
 def test_what_is_asked_and_answered_is_passed_on(behind: Behind) -> None:
-    with between(behind.url) as passing:
+    with proxied(behind.url) as passing:
         assert post(passing, "/generate/", b"prompts") == b"prompts"
         with pytest.raises(urllib.error.HTTPError, match="418"):
             post(passing, "/refuses", b"1")
@@ -80,14 +80,14 @@ def test_what_is_asked_and_answered_is_passed_on(behind: Behind) -> None:
 
 
 def test_answers_of_some_paths_are_late(behind: Behind) -> None:
-    with between(behind.url, late=lambda path: 0.3 if path.startswith(GENERATES) else 0.0) as passing:
+    with proxied(behind.url, late=lambda path: 0.3 if path.startswith(GENERATES) else 0.0) as passing:
         assert timed(lambda: post(passing, "/health")) < 0.3
         assert timed(lambda: post(passing, "/v1/completions")) >= 0.3
     assert passing.late_answers == 1
 
 
 def test_at_first_nobody_answers(behind: Behind) -> None:
-    with between(behind.url, silent=0.3) as passing:
+    with proxied(behind.url, silent=0.3) as passing:
         with pytest.raises(http.client.RemoteDisconnected):
             post(passing, "/health")
         time.sleep(0.3)
@@ -98,7 +98,7 @@ def test_at_first_nobody_answers(behind: Behind) -> None:
 
 def test_the_server_is_restarted_once_when_completions_are_asked_for_the_second_time(behind: Behind) -> None:
     restarts: list[int] = []
-    with between(behind.url, restart=lambda: restarts.append(len(behind.asked))) as passing:
+    with proxied(behind.url, restart=lambda: restarts.append(len(behind.asked))) as passing:
         for path in (
             "/update_named_param/",
             "/update_named_param/",
@@ -118,7 +118,7 @@ def test_a_restart_that_fails_is_said(behind: Behind) -> None:
     def restart() -> None:
         raise RuntimeError("it did not start")
 
-    passing = Between(behind.url, restart=restart, restart_at=1)
+    passing = Proxy(behind.url, restart=restart, restart_at=1)
     passing.start()
     post(passing, "/update_weights")
     with pytest.raises(http.client.RemoteDisconnected):
@@ -128,7 +128,7 @@ def test_a_restart_that_fails_is_said(behind: Behind) -> None:
 
 
 def test_a_server_that_is_gone_leaves_requests_unanswered(behind: Behind) -> None:
-    with between(behind.url) as passing:
+    with proxied(behind.url) as passing:
         behind.server.shutdown()
         behind.server.server_close()
         with pytest.raises(http.client.RemoteDisconnected):

@@ -11,8 +11,8 @@ from typing import Any
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Absent, Finding
 
-from ..grpo.verdicts import failure_of
 from ..in_rank import vllm_loss, vllm_training
+from ..verdicts import failure_of
 from .trainings import VLLMTraining
 
 __all__ = [

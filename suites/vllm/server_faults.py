@@ -1,5 +1,7 @@
-"""Stands between a trainer and its vLLM server, in the test process: answers come late, or the server is restarted
-while it answers. Imports no stack.
+"""What goes wrong with a vLLM server during a training: answers come late or never, it is restarted, or it is lost.
+
+A :class:`Proxy` stands between trainer and server and delays or drops answers; :func:`lost_on_request` ends the server
+when a rank asks for it (``suites/in_rank/vllm_loss.py``). Runs in the test process.
 """
 
 from __future__ import annotations
@@ -12,19 +14,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["GENERATES", "TAKES_WEIGHTS", "Between", "between"]
+from ..in_rank.vllm_loss import DONE, REQUEST
+
+__all__ = ["GENERATES", "TAKES_WEIGHTS", "Proxy", "lost_on_request", "proxied"]
 
 GENERATES = ("/generate", "/v1/completions", "/v1/chat/completions", "/inference/v1/generate")
 """Paths by which TRL's client asks for completions: of TRL's own server, and of vLLM's."""
 TAKES_WEIGHTS = ("/update_named_param", "/update_weights")
 """The same by which it announces weights."""
+_POLL = 0.1
+"""Seconds."""
 _NOT_FORWARDED = ("connection", "content-length", "date", "keep-alive", "server", "transfer-encoding")
 
 
-class Between:
+class Proxy:
     """An HTTP server on the loopback that passes requests on to another, and answers back.
 
     Args:
@@ -155,15 +162,48 @@ class Between:
 
 
 @contextmanager
-def between(url: str, **options: Any) -> Iterator[Between]:
-    """One that is there within the block; see :class:`Between`.
+def proxied(url: str, **options: Any) -> Iterator[Proxy]:
+    """A :class:`Proxy` with these options that serves within the block.
 
     Raises:
         Exception: of ``restart``, at the end.
     """
-    found = Between(url, **options)
-    found.start()
+    proxy = Proxy(url, **options)
+    proxy.start()
     try:
-        yield found
+        yield proxy
     finally:
-        found.stop()
+        proxy.stop()
+
+
+@contextmanager
+def lost_on_request(folder: Path, lose: Callable[[], None]) -> Iterator[None]:
+    """Call ``lose`` when a rank asks for it within the block.
+
+    Raises:
+        Exception: of ``lose``, at the end.
+        AssertionError: no rank has asked.
+    """
+    over = threading.Event()
+    failures: list[Exception] = []
+
+    def watch() -> None:
+        while not (folder / REQUEST).exists():
+            if over.wait(_POLL):
+                return
+        try:
+            lose()
+        except Exception as error:
+            failures.append(error)
+        (folder / DONE).touch()
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+    for failure in failures:
+        raise failure
+    assert (folder / DONE).exists(), "the server was not lost: the training ended before"

@@ -11,8 +11,8 @@ from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding
 
-from ..in_rank import grpo_trainings
-from ..measured import every
+from .in_rank import grpo_trainings
+from .measured import every
 
 __all__ = ["LOSS_TOLERANCE", "failure_of", "mean_over_ranks", "of_resuming", "same_at", "unequal"]
 
