@@ -52,7 +52,7 @@ def test_each_issue_has_a_suite_links_and_a_cure() -> None:
         named = f'known_issue("{issue.id}")' in (_data.suites() / issue.suite).read_text()
         shown = issue.strategies and (issue.differences or issue.symptoms)
         # One for all trainers.
-        named = named or issue.suite in ("conformance/test_conformance.py", "vllm/test_vllm_trainers.py")
+        named = named or issue.suite in ("conformance/test_conformance.py", "vllm/test_other_trainers.py")
         assert named or (issue.suite == "conformance/test_findings.py" and shown)
         assert all(link.startswith("https://github.com/") for link in issue.upstream)
         assert issue.wrong
