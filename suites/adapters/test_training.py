@@ -14,7 +14,7 @@ from ..in_rank import adapter_saving, adapters
 from ..measured import every
 from ..sharding.trainings import built_as_asked
 from ..verdicts import failure_of, unequal
-from .verdicts import as_in_one_process, failures_in
+from .trainings import as_in_one_process, failures_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable

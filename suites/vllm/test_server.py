@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
 from ..in_rank import vllm_training
 from . import verdicts
+from .trainings import measurements
 
 if TYPE_CHECKING:
     from .trainings import VLLMTrainings
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.vllm
 
 
-@pytest.mark.known_issue("grpo-vllm-server-loss")
 @pytest.mark.on_demand
-@pytest.mark.parametrize("label", load()["grpo-vllm-server-loss"].strategies)
-def test_loss(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
+@pytest.mark.parametrize(("trainer", "label"), measurements("server-loss"))
+def test_loss(trainer: str, label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
     """A training goes on after its vLLM server was lost.
 
     Right is: where the server has ended, or was restarted, every rank ends with an error, and no completion comes from
@@ -30,32 +29,32 @@ def test_loss(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTraini
     """
 
     def measure() -> Finding:
-        training = vllm_trainings(subject, label)
+        training = vllm_trainings(subject, label, trainer)
         is_late = vllm_training.is_late(label.partition("-")[2])
         return verdicts.late(training, label, judge.issue.id) if is_late else verdicts.loss(training, label)
 
     judge(measure, subject=subject, strategy=label)
 
 
-@pytest.mark.known_issue("grpo-vllm-server-release")
 @pytest.mark.on_demand
-@pytest.mark.parametrize("label", load()["grpo-vllm-server-release"].strategies)
-def test_release(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
+@pytest.mark.parametrize(("trainer", "label"), measurements("server-release"))
+def test_release(trainer: str, label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
     """The vLLM server that GRPO asks is of another release of TRL.
 
     Right is: as for ``grpo-vllm-server-weights`` and ``grpo-vllm-batches``. An error is not right either, but is seen.
     Part of no sweep, since the other releases have to be provided: ``nox -s server_releases``.
     """
     judge(
-        lambda: verdicts.released(vllm_trainings(subject, label), label, judge.issue.id),
+        lambda: verdicts.released(vllm_trainings(subject, label, trainer), label, judge.issue.id),
         subject=subject,
         strategy=label,
     )
 
 
-@pytest.mark.known_issue("grpo-vllm-server-logprobs")
-@pytest.mark.parametrize("label", load()["grpo-vllm-server-logprobs"].strategies)
-def test_log_probabilities(label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
+@pytest.mark.parametrize(("trainer", "label"), measurements("server-logprobs"))
+def test_log_probabilities(trainer: str, label: str, subject: str, judge: Judge, vllm_trainings: VLLMTrainings) -> None:
     """What a server answers to prompts with images cannot be read."""
     issue = judge.issue.id
-    judge(lambda: verdicts.answers(vllm_trainings(subject, label), label, issue), subject=subject, strategy=label)
+    judge(
+        lambda: verdicts.answers(vllm_trainings(subject, label, trainer), label, issue), subject=subject, strategy=label
+    )

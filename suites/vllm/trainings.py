@@ -13,7 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from pytest_trlcompat import stack
+from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.inference.recording_engine import is_recording
 from pytest_trlcompat.inference.server import ServerError
 from pytest_trlcompat.plugin.judging import Absent, Untestable
@@ -29,7 +32,19 @@ if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["LABELS", "SERVER_LABELS", "VLLMTraining", "VLLMTrainings", "of_architecture", "sizes"]
+__all__ = [
+    "LABELS",
+    "SERVER_LABELS",
+    "TRAINERS",
+    "VLLMTraining",
+    "VLLMTrainings",
+    "measurements",
+    "of_architecture",
+    "sizes",
+]
+
+TRAINERS = {"grpo": "GRPO", "rloo": "RLOO", "distillation": "Distillation"}
+"""Those that generate with vLLM, by how the ids of their issues begin."""
 
 LABELS = (
     "single",
@@ -70,6 +85,20 @@ _LATE, _LATE_WEIGHTS, _SILENT = 3.0, 0.1, 5.0
 """Seconds by which completions, and each answer about weights, are late, and in which nobody answers at first."""
 _TIMEOUT = 400.0
 """Seconds of a launch: TRL's client asks a server that is gone for a minute, and one that restarts takes another."""
+
+
+def measurements(*kinds: str) -> list[Any]:
+    """Trainer and label of each measurement of the issues ``<trainer>-vllm-<kind>``, of all trainers that have them.
+
+    Which labels an issue is measured under is in the catalogue.
+    """
+    return [
+        pytest.param(name, label, marks=pytest.mark.known_issue(issue.id), id=f"{issue.id}-{label}")
+        for kind in kinds
+        for prefix, name in TRAINERS.items()
+        if (issue := load().get(f"{prefix}-vllm-{kind}")) is not None
+        for label in issue.strategies
+    ]
 
 
 def sizes(variant: str) -> dict[str, Any]:

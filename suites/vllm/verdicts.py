@@ -17,7 +17,6 @@ from .trainings import VLLMTraining
 
 __all__ = [
     "MOST_OF_MODEL",
-    "SERVER_WEIGHTS",
     "WEIGHTS",
     "answers",
     "batches",
@@ -34,7 +33,6 @@ MOST_OF_MODEL = 0.5
 """Of the whole model's bytes: a unit of FSDP's or a parameter of ZeRO-3's is a twelfth of it at most, and a few may be
 gathered at once."""
 WEIGHTS = "grpo-vllm-weights"
-SERVER_WEIGHTS = "grpo-vllm-server-weights"
 STRAYS = ("missing", "unknown", "repeated")
 GROUPS = {"GRPO": 2, "RLOO": 2, "Distillation": 1}
 """By trainer how many completions a prompt gets."""
