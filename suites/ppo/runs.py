@@ -143,6 +143,7 @@ class PPORuns:
             Absent, LaunchError: as above.
         """
         requested = self(subject, strategy)
+        # test_construction.py comes before test_saving.py, and trains most of them: a launch reads all that there are.
         unread = {"/".join(key): run for key, run in self._known.items() if run.reloaded is None}
         saved = {f"{key}/{stage}": path for key, run in unread.items() for stage, path in run.saved.items()}
         read = self._launch(ppo_stages.reload, saved, strategy="single").values[0] if saved else {}
