@@ -29,7 +29,7 @@ from pytest_trlcompat.inference.server import VLLMServer  # noqa: E402
 from pytest_trlcompat.launch import Cluster, Launcher, LaunchError  # noqa: E402
 from pytest_trlcompat.launch.environment import base_environment  # noqa: E402
 from suites.in_rank import models, vllm_training  # noqa: E402
-from suites.vllm import judging  # noqa: E402
+from suites.vllm import verdicts  # noqa: E402
 from suites.vllm.trainings import VLLMTraining, of_architecture, sizes  # noqa: E402
 
 if sys.version_info >= (3, 11):
@@ -40,7 +40,7 @@ else:
 FAULTS = sorted(Path(__file__).parent.glob("vllm_faults*.toml"))
 MODULES = ("generation.vllm_client", "generation.vllm_generation", "extras.vllm_client", "trainer.grpo_trainer")
 """Of TRL, in which faults are planted; no release has all of them."""
-JUDGEMENTS = {"weights": judging.weights, "policy": judging.policy, "batches": judging.batches}
+JUDGEMENTS = {"weights": verdicts.weights, "policy": verdicts.policy, "batches": verdicts.batches}
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ def fixtures() -> Path:
 
 
 def suites() -> Path:
-    """The folder that holds one test module per known issue."""
+    """The folder of the suites: test modules by topic, with a test for each known issue."""
     return _find("suites", "conftest.py")
 
 

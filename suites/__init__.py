@@ -1,1 +1,1 @@
-"""One test module per known issue of the catalogue; each runs for TRL's own trainer and for the corrected one."""
+"""Test modules by topic, with a test for each known issue, run for TRL's own trainer and for the corrected one."""

@@ -16,8 +16,7 @@ from pytest_trlcompat.catalog.verdict import Record
 from pytest_trlcompat.matrix.suite_choice import NOT_DEFAULT, ONLY_NEWEST, ONLY_OLDER, PARTS, PARTS_OF_NEWEST, parts_of
 from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable
 
-from .adapters.trainings import AdapterTrainings
-from .adapters.verdicts import with_every_failure
+from .adapters.trainings import AdapterTrainings, with_every_failure
 from .conformance.trainings import ConformanceTrainings
 from .in_rank import adapters, grpo_trainings, models
 from .launches import LaunchCache, in_turn
@@ -221,7 +220,7 @@ def sharp_qwen2(tiny_qwen2: Callable[..., TinyModel], launcher: Launcher) -> Tin
 def launch_once(launches: LaunchCache) -> Callable[..., list[Any]]:
     """Launch a body, and return what its ranks returned; the same launch is made once for all suites that ask for it.
 
-    Several known issues show in the numbers of one launch, and each has a suite of its own.
+    Several known issues show in the numbers of one launch, and each has a test of its own.
     """
     return lambda body, *args, **settings: launches(body, *args, **settings).values
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -10,10 +11,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-__all__ = ["STRANGER", "called", "needs_root", "open_folder", "tried", "trying"]
+__all__ = ["STRANGER", "become_stranger", "called", "needs_root", "open_folder", "returned", "tried", "trying"]
 
 STRANGER = 65534
 """The id of the user, and of its group: ``nobody`` on most systems."""
@@ -52,26 +54,41 @@ def tried(code: str, *arguments: object) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 
 
-def called(action: Callable[[], object]) -> str:
-    """What a function of ours does as the stranger, to whom we are one: the name of its error, or ``it worked``."""
+def become_stranger() -> None:
+    """Make this process the stranger's, for good."""
+    os.setgroups([])
+    os.setgid(STRANGER)
+    os.setuid(STRANGER)
+
+
+def returned(function: Callable[[], Any]) -> Any:
+    """What a function of ours returns in a child that is the stranger's, as JSON has it."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.setgroups([])
-            os.setgid(STRANGER)
-            os.setuid(STRANGER)
-            action()
-            os.write(writing, b"it worked")
-        except BaseException as error:
-            os.write(writing, type(error).__name__.encode())
+            become_stranger()
+            os.write(writing, json.dumps(function()).encode())
         finally:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as stream:
-        outcome = stream.read()
+        answer = stream.read()
     os.waitpid(pid, 0)
-    return outcome
+    return json.loads(answer)
+
+
+def called(action: Callable[[], object]) -> str:
+    """What a function of ours does as the stranger, to whom we are one: the name of its error, or ``it worked``."""
+
+    def outcome() -> str:
+        try:
+            action()
+        except BaseException as error:
+            return type(error).__name__
+        return "it worked"
+
+    return str(returned(outcome))
 
 
 @contextlib.contextmanager

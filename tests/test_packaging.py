@@ -231,7 +231,7 @@ def test_the_suites_run_from_the_wheel_with_one_command(run_installed: RunInstal
     run = run_installed("--pyargs", "pytest_trlcompat.suites", "--collect-only", "-q", "--strict-markers")
     assert run.returncode == 0, run.stdout + run.stderr
     for subject in ("upstream", "corrected"):
-        assert f"test_grpo_logits_to_keep.py::test_single[{subject}]" in run.stdout
+        assert f"grpo/test_log_probabilities.py::test_logits_to_keep[{subject}]" in run.stdout
 
 
 def test_the_doctor_runs_from_the_wheel_without_pytest(wheel: Path, tmp_path: Path) -> None:

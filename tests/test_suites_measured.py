@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from suites.grpo.verdicts import unequal
 from suites.measured import every, largest
-from suites.ppo.runs import greatest_difference
+from suites.ppo.runs import greatest_difference_of_logs
+from suites.verdicts import unequal
 
 
 def test_every_of_nothing_is_no_success() -> None:
@@ -39,6 +39,6 @@ def test_what_is_not_finite_equals_nothing(number: float) -> None:
 
 
 def test_a_number_that_one_log_lacks_is_infinitely_far() -> None:
-    assert greatest_difference([{"loss": 1.0, "kl": 0.5}], [{"loss": 1.25, "kl": 0.5}]) == 0.25
-    assert greatest_difference([{"loss": 1.0}], [{"loss": 1.0, "kl": 0.5}]) == math.inf
-    assert greatest_difference([{"loss": 1.0}, {"loss": math.nan}], [{"loss": 1.0}, {"loss": 1.0}]) == math.inf
+    assert greatest_difference_of_logs([{"loss": 1.0, "kl": 0.5}], [{"loss": 1.25, "kl": 0.5}]) == 0.25
+    assert greatest_difference_of_logs([{"loss": 1.0}], [{"loss": 1.0, "kl": 0.5}]) == math.inf
+    assert greatest_difference_of_logs([{"loss": 1.0}, {"loss": math.nan}], [{"loss": 1.0}, {"loss": 1.0}]) == math.inf

@@ -1,6 +1,6 @@
-"""One training of an adapter per subject and strategy, shared by the suites that judge it.
+"""Trainings of adapters that several suites judge, and how: by what every rank failed with, and by one process.
 
-Runs in the test process and imports nothing of the stack.
+Runs in the test process.
 """
 
 from __future__ import annotations
@@ -10,20 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.plugin.judging import Finding
+
 from ..in_rank import adapter_saving
-from ..launches import Failures
+from ..launches import Failures, distinct
+from ..verdicts import failure_of, unequal
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import LaunchResult
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["AdapterTraining", "AdapterTrainings"]
-
+__all__ = ["AdapterTraining", "AdapterTrainings", "as_in_one_process", "failures_in", "with_every_failure"]
 
 _STAGES = {"training": "failure", "saving": "saving", "resuming": "resuming"}
 """What a rank calls the failures of each."""
 _RESUMED = ("ddp", "fsdp1")
 """The strategies under which resuming is judged."""
+_OTHERS = "failures_of_other_ranks"
+_KEYS = ("trainable", "without_gradient", "frozen_moved", "grad_norm", "weights")
+"""What is compared with one process."""
 
 
 @dataclass(frozen=True)
@@ -68,3 +74,46 @@ class AdapterTrainings:
         # Not sharded where a broken trainer fails before it has wrapped anything.
         result = self.launch(body, subject, self.model, str(folder), resuming, strategy=strategy, sharded=False)
         return AdapterTraining(result.values, result.ranks[0].proof["engines"], folder)
+
+
+def with_every_failure(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What rank 0 measured of one variant, with the ``failure`` of any rank, and what others failed with beside it.
+
+    Args:
+        ranks: what :func:`adapters.lora_trainings` measured of the variant on each.
+    """
+    texts = distinct(rank["failure"] for rank in ranks)
+    others = {_OTHERS: texts[1:]} if texts[1:] else {}
+    return {**ranks[0], "failure": texts[0] if texts else None, **others}
+
+
+def failures_in(runs: Mapping[str, Mapping[str, Any]]) -> Failures:
+    """Those of the variants of a group, by their names."""
+    return Failures(
+        {name: run["failure"] for name, run in runs.items() if run["failure"]},
+        {name: run[_OTHERS] for name, run in runs.items() if _OTHERS in run},
+    )
+
+
+def as_in_one_process(issue: str, run: Mapping[str, Any], truth: Mapping[str, Any], steps: int) -> Finding:
+    """``ok`` where all that shall learn had a finite gradient at each step, and nothing else moved, and where gradient
+    norms and the weights afterwards are those of one process, relative to their size.
+
+    Args:
+        run, truth: what :func:`adapters.lora_trainings` measured of one variant.
+        steps: how many the truth must have.
+    """
+    failed = failure_of(issue, {"train": run["failure"]} if run["failure"] else {})
+    if failed:
+        return Finding(failed, dict(run))
+    assert len(truth["grad_norm"]) == steps, truth
+    assert truth["grad_norm"][-1] > 0, truth
+    evidence = {key: run[key] for key in _KEYS} | {f"{key}_in_one_process": truth[key] for key in _KEYS}
+    wrong = (
+        run["trainable"] != truth["trainable"]
+        or run["without_gradient"]
+        or run["frozen_moved"]
+        or unequal(run["grad_norm"], truth["grad_norm"], relative=True)
+        or unequal([run["weights"]], [truth["weights"]], relative=True)
+    )
+    return Finding(Verdict.SILENT if wrong else Verdict.OK, evidence)

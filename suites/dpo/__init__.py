@@ -1,1 +1,1 @@
-"""Known issues of PPO."""
+"""Known issues of DPO."""

@@ -30,7 +30,7 @@ __all__ = [
     "TOLERANCE",
     "PPORun",
     "PPORuns",
-    "greatest_difference",
+    "greatest_difference_of_logs",
     "require_first_rloo",
     "require_ppo",
     "saves_verdict",
@@ -79,8 +79,8 @@ class PPORun:
         )
 
     def difference(self, other: PPORun) -> float:
-        """See :func:`greatest_difference`."""
-        return greatest_difference(self.log, other.log)
+        """See :func:`greatest_difference_of_logs`."""
+        return greatest_difference_of_logs(self.log, other.log)
 
     def failed(self, stages: Iterable[str], issue: KnownIssue) -> Finding | None:
         """The first failure among these stages: ``broken`` where it is the issue's symptom, ``error`` otherwise."""
@@ -143,6 +143,7 @@ class PPORuns:
             Absent, LaunchError: as above.
         """
         requested = self(subject, strategy)
+        # test_construction.py comes before test_saving.py, and trains most of them: a launch reads all that there are.
         unread = {"/".join(key): run for key, run in self._known.items() if run.reloaded is None}
         saved = {f"{key}/{stage}": path for key, run in unread.items() for stage, path in run.saved.items()}
         read = self._launch(ppo_stages.reload, saved, strategy="single").values[0] if saved else {}
@@ -197,7 +198,7 @@ def _texts(failure: Mapping[str, Any]) -> list[str]:
     return [_text(each) for each in (failure, *failure.get("other_ranks", {}).values())]
 
 
-def greatest_difference(log: Log, other: Log) -> float:
+def greatest_difference_of_logs(log: Log, other: Log) -> float:
     """The greatest one of any number; infinity where one is NaN, or stands in one of two steps' logs alone."""
     return largest(
         abs(entry.get(key, math.nan) - same.get(key, math.nan))

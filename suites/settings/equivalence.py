@@ -20,9 +20,9 @@ from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.launch.result import is_of_ended_peer
 from pytest_trlcompat.plugin.judging import Absent, Finding
 
-from ..grpo.verdicts import failure_of
 from ..in_rank.settings import BF16_ULP, LOGGED, STEPS
 from ..measured import largest
+from ..verdicts import failure_of
 
 __all__ = ["FACTOR", "judge_setting"]
 

@@ -13,9 +13,10 @@ from pytest_trlcompat.tiny import ArchitectureAbsent
 from ..in_rank import models, settings
 from ..sharding.trainings import WORLD_SIZE, built_as_asked
 from .equivalence import judge_setting
-from .table import Row
+from .table import Row, row
 
 if TYPE_CHECKING:
+    from pytest_trlcompat.plugin.judging import Judge
     from pytest_trlcompat.tiny import TinyModel
 
     from ..launches import LaunchCache
@@ -35,6 +36,10 @@ class SettingTrainings:
 
     launches: LaunchCache
     models: Mapping[str, Callable[[], TinyModel]]
+
+    def judge_row(self, judge: Judge, subject: str, label: str) -> None:
+        """Give the verdict of :meth:`judge` for the row of the table with this label."""
+        judge(lambda: self.judge(judge.issue.id, subject, row(label)), subject=subject, strategy=label)
 
     def judge(self, issue: str, subject: str, row: Row) -> Finding:
         """

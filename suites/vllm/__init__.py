@@ -1,0 +1,1 @@
+"""Known issues of trainers that generate with vLLM: GRPO, RLOO and distillation."""

@@ -13,7 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from pytest_trlcompat import stack
+from pytest_trlcompat.catalog.known_issues import load
 from pytest_trlcompat.inference.recording_engine import is_recording
 from pytest_trlcompat.inference.server import ServerError
 from pytest_trlcompat.plugin.judging import Absent, Untestable
@@ -22,15 +25,26 @@ from pytest_trlcompat.tiny import ArchitectureAbsent
 from ..in_rank import models, vllm_images, vllm_training
 from ..launches import distinct
 from ..sharding.trainings import built_as_asked
-from .between import GENERATES, TAKES_WEIGHTS, between
-from .losing import lost_on_request
+from .server_faults import GENERATES, TAKES_WEIGHTS, lost_on_request, proxied
 
 if TYPE_CHECKING:
     from pytest_trlcompat.inference.server import VLLMServer
     from pytest_trlcompat.launch import LaunchResult
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["LABELS", "SERVER_LABELS", "VLLMTraining", "VLLMTrainings", "of_architecture", "sizes"]
+__all__ = [
+    "LABELS",
+    "SERVER_LABELS",
+    "TRAINERS",
+    "VLLMTraining",
+    "VLLMTrainings",
+    "measurements",
+    "of_architecture",
+    "sizes",
+]
+
+TRAINERS = {"grpo": "GRPO", "rloo": "RLOO", "distillation": "Distillation"}
+"""Those that generate with vLLM, by how the ids of their issues begin."""
 
 LABELS = (
     "single",
@@ -73,6 +87,20 @@ _TIMEOUT = 400.0
 """Seconds of a launch: TRL's client asks a server that is gone for a minute, and one that restarts takes another."""
 
 
+def measurements(*kinds: str) -> list[Any]:
+    """Trainer and label of each measurement of the issues ``<trainer>-vllm-<kind>``, of all trainers that have them.
+
+    Which labels an issue is measured under is in the catalogue.
+    """
+    return [
+        pytest.param(name, label, marks=pytest.mark.known_issue(issue.id), id=f"{issue.id}-{label}")
+        for kind in kinds
+        for prefix, name in TRAINERS.items()
+        if (issue := load().get(f"{prefix}-vllm-{kind}")) is not None
+        for label in issue.strategies
+    ]
+
+
 def sizes(variant: str) -> dict[str, Any]:
     """Of the tiny model: vLLM's attention on a CPU takes heads of 32 and more."""
     model = vllm_training.model_of(variant)
@@ -97,7 +125,7 @@ class VLLMTraining:
 
     Attributes:
         server_said: the last error that a server printed, where a training failed.
-        passed_on: what was done to requests on their way to the server; see :class:`.between.Between`.
+        passed_on: what was done to requests on their way to the server; see :class:`.server_faults.Proxy`.
     """
 
     ranks: Sequence[Mapping[str, Any]]
@@ -267,10 +295,10 @@ def _way(server: VLLMServer | None, variant: str, folder: Path) -> Iterator[_Way
         "server_restarted_answering": {"restart": server.restart},
     }
     if variant in asked:
-        with between(server.url, **asked[variant]) as passing:
-            way = _Way(passing.url)
+        with proxied(server.url, **asked[variant]) as proxy:
+            way = _Way(proxy.url)
             yield way
-            way.passed_on = {name: getattr(passing, name) for name in ("late_answers", "unanswered", "handed_over")}
+            way.passed_on = {name: getattr(proxy, name) for name in ("late_answers", "unanswered", "handed_over")}
     elif vllm_training.loses_server(variant):
         with lost_on_request(folder, server.kill if variant == "server_ended" else server.restart):
             yield _Way(server.url)

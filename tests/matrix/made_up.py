@@ -9,12 +9,15 @@ import datetime
 import json
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pytest_trlcompat.catalog.verdict import Record, Verdict
+from pytest_trlcompat.matrix import environments, torch_builds
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.job import run_cell
 from pytest_trlcompat.matrix.layout import Layout
@@ -126,3 +129,9 @@ def make_stage(folder: Path) -> Stage:
     python.write_text(PYTEST.format(python=sys.executable, folder=str(folder), project=str(PROJECT)))
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     return Stage(folder)
+
+
+def replace_uv(monkeypatch: pytest.MonkeyPatch, fake: Callable[..., str]) -> None:
+    """Have environments and builds of torch made by ``fake``, which is called as ``uv`` is."""
+    for module, name in ((environments, "uv"), (environments, "uv_cached_first"), (torch_builds, "uv_cached_first")):
+        monkeypatch.setattr(module, name, fake)

@@ -16,13 +16,14 @@ from types import MappingProxyType
 
 import pytest
 
-from pytest_trlcompat.matrix import environments, torch_builds
 from pytest_trlcompat.matrix.environments import ensure, ensure_tools, existing, prune, remove
 from pytest_trlcompat.matrix.errors import DiskFull, MatrixError, Untestable
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.tools import ToolLock
 from pytest_trlcompat.matrix.uv import WHEELS_ONLY
+
+from .made_up import replace_uv
 
 LOCK = Lock(
     "trl1.0.0", datetime.date(2026, 4, 2), "3.11", {"deepspeed": "0.18.9", "torch": "2.13.0", "trl": "1.0.0"}, "x"
@@ -87,9 +88,7 @@ def modules_of(root: Path) -> Path:
 @pytest.fixture
 def uv(monkeypatch: pytest.MonkeyPatch) -> FakeUv:
     fake = FakeUv()
-    monkeypatch.setattr(environments, "uv", fake)
-    monkeypatch.setattr(environments, "uv_cached_first", fake)
-    monkeypatch.setattr(torch_builds, "uv_cached_first", fake)
+    replace_uv(monkeypatch, fake)
     monkeypatch.setenv("UV_TORCH_BACKEND", "cpu")
     return fake
 

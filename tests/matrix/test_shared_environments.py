@@ -18,13 +18,15 @@ import pytest
 
 from pytest_trlcompat.bisect.candidates import ExecutionContext
 from pytest_trlcompat.bisect.layouts import InstalledLayout
-from pytest_trlcompat.matrix import environments, torch_builds
+from pytest_trlcompat.matrix import environments
 from pytest_trlcompat.matrix.engines.node import NodeLayout
 from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, existing
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock
 from pytest_trlcompat.matrix.suite_run import child_variables
 from pytest_trlcompat.matrix.tools import ToolLock
+
+from .made_up import replace_uv
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -83,9 +85,7 @@ class Uv:
 
 @pytest.fixture
 def uv(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (environments, torch_builds):
-        monkeypatch.setattr(module, "uv_cached_first", Uv())
-    monkeypatch.setattr(environments, "uv", Uv())
+    replace_uv(monkeypatch, Uv())
     monkeypatch.setattr(environments, "with_hashes", lambda requirements, *_: list(requirements))
 
 

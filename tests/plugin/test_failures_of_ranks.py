@@ -58,7 +58,7 @@ def test_an_adapters_training_keeps_what_every_rank_failed_with() -> None:
 
 
 def test_a_variant_of_an_adapter_has_failed_where_any_rank_has() -> None:
-    from suites.adapters.verdicts import as_in_one_process, failures_in, with_every_failure
+    from suites.adapters.trainings import as_in_one_process, failures_in, with_every_failure
 
     right = {"failure": None, "losses": [1.0]}
     assert with_every_failure([right, right]) == right

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,35 @@ def build(
             return super().compute_loss(*args, **kwargs) * factor
 
     return OneGroup(model=policy, args=transformers.TrainingArguments(**values), train_dataset=rows)
+
+
+def build_grpo(folder: str, reward: Callable[[str], float]) -> Any:
+    """GRPO of a tiny model for two steps.
+
+    Args:
+        reward: of the text of a completion.
+    """
+    import trl
+
+    model = tiny.qwen2(initializer_range=0.1)
+    args = trl.GRPOConfig(
+        output_dir=folder,
+        learning_rate=1e-3,
+        per_device_train_batch_size=2,
+        num_generations=2,
+        max_completion_length=6,
+        max_steps=2,
+        bf16=False,
+        report_to="none",
+        save_strategy="no",
+    )
+    return trl.GRPOTrainer(
+        model=model.new_model(),
+        reward_funcs=lambda completions, **_: [reward(text) for text in completions],
+        args=args,
+        train_dataset=tiny.prompts(),
+        processing_class=model.tokenizer,
+    )
 
 
 def forgive_trl() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -58,13 +59,12 @@ def be_attacked(root: int) -> dict[str, Any]:
 
 
 def _attack(root: int) -> dict[str, str]:
-    import json
     import os
-    import pwd
     import tempfile
     from pathlib import Path
 
     from tests.launch.listening import family, listeners
+    from tests.stranger import returned
 
     found = listeners(family(root))
     folder = Path(tempfile.gettempdir()).parent
@@ -72,24 +72,10 @@ def _attack(root: int) -> dict[str, str]:
     files = [str(path) for path in folder.glob("launch-*/*") if path.is_file()]
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     ports = [each.port for each in found if each.kind == "tcp"]
-    nobody = pwd.getpwnam("nobody")
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setgid(nobody.pw_gid)
-            os.setuid(nobody.pw_uid)
-            os.write(writing, json.dumps(_attempts(address, str(folder), files, paths, ports)).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as stream:
-        answer = stream.read()
-    os.waitpid(pid, 0)
+    attempts = returned(lambda: _attempts(address, str(folder), files, paths, ports))
     counted = sum(Path(path).name.startswith("store-") for path in files)
     return {
-        **json.loads(answer),
+        **attempts,
         "files": str(len(files)),
         "stores": str(counted),
         "keepers": str(len(paths)),
@@ -103,15 +89,7 @@ def _attempts(
     import os
     import socket
     import struct
-    from collections.abc import Callable
     from functools import partial
-
-    def attempt(action: Callable[[], object]) -> str:
-        try:
-            action()
-        except OSError as error:
-            return type(error).__name__
-        return "it worked"
 
     def connect(kind: int, to: object) -> socket.socket:
         one = socket.socket(kind)
@@ -119,14 +97,14 @@ def _attempts(
         return one
 
     done = {
-        "connect to the store's port": attempt(partial(connect, socket.AF_INET, address)),
-        "list the folder": attempt(partial(os.listdir, folder)),
+        "connect to the store's port": _attempt(partial(connect, socket.AF_INET, address)),
+        "list the folder": _attempt(partial(os.listdir, folder)),
     }
     for at, path in enumerate(files):
-        done[f"read file {at}"] = attempt(partial(os.open, path, os.O_RDONLY))
-        done[f"write file {at}"] = attempt(partial(os.open, path, os.O_WRONLY | os.O_APPEND))
+        done[f"read file {at}"] = _attempt(partial(os.open, path, os.O_RDONLY))
+        done[f"write file {at}"] = _attempt(partial(os.open, path, os.O_WRONLY | os.O_APPEND))
     for at, path in enumerate(paths):
-        done[f"connect to keeper {at}"] = attempt(partial(connect, socket.AF_UNIX, path))
+        done[f"connect to keeper {at}"] = _attempt(partial(connect, socket.AF_UNIX, path))
     # gloo takes a connection of anybody; one that comes after the ranks' own must change nothing.
     for port in ports:
         for number in range(8):
@@ -138,24 +116,21 @@ def _attempts(
 def be_impersonated(root: int) -> None:
     """Rank 0 waits for rank 1; meanwhile nobody connects to its gloo, as rank 1 would."""
     import os
-    import pwd
     import socket
     import struct
     import time
 
     from tests.launch.listening import family, listeners
     from tests.stack.launch_bodies import meet
+    from tests.stranger import become_stranger
 
     if os.environ["RANK"] == "1":
         ports: list[int] = []
         while not ports:
             ports = [each.port for each in listeners(family(root)) if each.kind == "tcp"]
-        nobody = pwd.getpwnam("nobody")
         reading, writing = os.pipe()
         if os.fork() == 0:
-            os.setgroups([])
-            os.setgid(nobody.pw_gid)
-            os.setuid(nobody.pw_uid)
+            become_stranger()
             connections = [socket.socket() for _ in range(8)]
             for number, each in enumerate(connections):
                 each.connect(("127.0.0.1", ports[0]))
@@ -214,32 +189,27 @@ def _written_files(pids: list[int]) -> list[str]:
 
 
 def _open_as_nobody(paths: list[str]) -> dict[str, str]:
-    import json
     import os
-    import pwd
+    from functools import partial
 
-    nobody = pwd.getpwnam("nobody")
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setgid(nobody.pw_gid)
-            os.setuid(nobody.pw_uid)
-            done = {}
-            for path in paths:
-                for way, flags in (("read", os.O_RDONLY), ("write", os.O_WRONLY | os.O_APPEND)):
-                    try:
-                        os.open(path, flags)
-                    except OSError as error:
-                        done[f"{way} {path}"] = type(error).__name__
-                    else:
-                        done[f"{way} {path}"] = "it worked"
-            os.write(writing, json.dumps(done).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as stream:
-        answer = stream.read()
-    os.waitpid(pid, 0)
-    return dict(json.loads(answer))
+    from tests.stranger import returned
+
+    ways = {"read": os.O_RDONLY, "write": os.O_WRONLY | os.O_APPEND}
+    return dict(
+        returned(
+            lambda: {
+                f"{way} {path}": _attempt(partial(os.open, path, flags))
+                for path in paths
+                for way, flags in ways.items()
+            }
+        )
+    )
+
+
+def _attempt(action: Callable[[], object]) -> str:
+    """The name of its error, or ``it worked``."""
+    try:
+        action()
+    except OSError as error:
+        return type(error).__name__
+    return "it worked"

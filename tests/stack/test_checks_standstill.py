@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat import tiny
 from pytest_trlcompat.launch import Launcher
 
-from .checks_bodies import build, trained, watch
+from .checks_bodies import build, build_grpo, trained, watch
 
 NOTHING = "expected training to change weights, but in 2 steps no trainable one has changed: "
 LATE = "until the training ended there was nothing to judge"
@@ -25,28 +24,7 @@ def train_masked(folder: str, first: int, **settings: Any) -> dict[str, Any]:
 
 
 def train_with_equal_rewards(folder: str) -> dict[str, Any]:
-    import trl
-
-    args = trl.GRPOConfig(
-        output_dir=folder,
-        learning_rate=1e-3,
-        per_device_train_batch_size=2,
-        num_generations=2,
-        max_completion_length=6,
-        max_steps=2,
-        bf16=False,
-        report_to="none",
-        save_strategy="no",
-    )
-    model = tiny.qwen2(initializer_range=0.1)
-    trainer = trl.GRPOTrainer(
-        model=model.new_model(),
-        reward_funcs=lambda completions, **_: [1.0] * len(completions),
-        args=args,
-        train_dataset=tiny.prompts(),
-        processing_class=model.tokenizer,
-    )
-    return watch(trainer, on_failure="raise")
+    return watch(build_grpo(folder, lambda text: 1.0), on_failure="raise")
 
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "zero3", "fsdp2"])

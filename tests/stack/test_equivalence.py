@@ -14,6 +14,8 @@ from pytest_trlcompat.equivalence.comparing import compare
 from pytest_trlcompat.equivalence.recording import Training
 from pytest_trlcompat.launch import Launcher, LaunchError
 
+from .checks_bodies import build_grpo
+
 pytestmark = pytest.mark.skipif(
     stack.satisfied({"trl": ">=0.17,<0.19", "transformers": "<4.51"}, stack.installed()),
     reason="no plain TrainingArguments can be made once TRL's GRPOConfig is imported: trl-training-arguments",
@@ -163,37 +165,15 @@ def test_dropout_is_explained(assert_equivalent: Assert, model: tiny.TinyModel, 
     )
 
 
-def sample(model: tiny.TinyModel, folder: str, constant: bool = False) -> None:
-    import trl
-
-    args = trl.GRPOConfig(
-        output_dir=folder,
-        learning_rate=1e-3,
-        per_device_train_batch_size=2,
-        num_generations=2,
-        max_completion_length=6,
-        max_steps=2,
-        bf16=False,
-        report_to="none",
-        save_strategy="no",
-    )
-    trainer = trl.GRPOTrainer(
-        model=model.new_model(),
-        reward_funcs=lambda completions, **_: [0.0 if constant else float(len(text)) for text in completions],
-        args=args,
-        train_dataset=tiny.prompts(),
-        processing_class=model.tokenizer,
-    )
-    trainer.train()
+def sample(folder: str, constant: bool = False) -> None:
+    build_grpo(folder, lambda text: 0.0 if constant else float(len(text))).train()
 
 
 @pytest.mark.versions(trl=">=1.0", reason="a release whose GRPO trains under ZeRO-2 as it is")
-def test_sampling_that_differs_by_rank_is_explained(
-    assert_equivalent: Assert, model: tiny.TinyModel, tmp_path: Any
-) -> None:
-    assert_equivalent(sample, model, str(tmp_path), strategies=["ddp", "zero2"], world_size=1)
+def test_sampling_that_differs_by_rank_is_explained(assert_equivalent: Assert, tmp_path: Any) -> None:
+    assert_equivalent(sample, str(tmp_path), strategies=["ddp", "zero2"], world_size=1)
     with pytest.raises(NotEquivalent, match=r"rows trained on \(step 0\): .*completion_ids: ") as caught:
-        assert_equivalent(sample, model, str(tmp_path), strategies=["ddp"])
+        assert_equivalent(sample, str(tmp_path), strategies=["ddp"])
     assert "reason: each rank samples completions with a random state of its own" in str(caught.value)
 
 
@@ -222,11 +202,9 @@ def test_a_training_from_which_nothing_can_be_told_is_refused_with_the_reason(
 
 
 @pytest.mark.versions(trl=">=1.0", reason="a release whose GRPO trains as it is")
-def test_rewards_that_are_all_equal_are_refused(
-    assert_equivalent: Assert, model: tiny.TinyModel, tmp_path: Any
-) -> None:
+def test_rewards_that_are_all_equal_are_refused(assert_equivalent: Assert, tmp_path: Any) -> None:
     with pytest.raises(NothingCompared, match="no trained weight changed: every advantage is 0"):
-        assert_equivalent(sample, model, str(tmp_path), True, strategies=["ddp"], world_size=1)
+        assert_equivalent(sample, str(tmp_path), True, strategies=["ddp"], world_size=1)
 
 
 def test_a_crash_under_one_strategy_hides_no_result_of_the_others(

@@ -1,0 +1,77 @@
+"""Whether an adapter that was trained on several ranks is saved, and training resumed from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.plugin.judging import Finding, Judge
+
+from ..in_rank import adapter_saving
+from ..sharding.trainings import greatest_difference, read_safetensors
+from ..verdicts import failure_of
+
+if TYPE_CHECKING:
+    from .trainings import AdapterTrainings
+
+FILE = "adapter_model.safetensors"
+
+
+@pytest.mark.known_issue("lora-fsdp-save")
+def test_saving_under_fsdp1(subject: str, judge: Judge, adapter_trainings: AdapterTrainings) -> None:
+    """Adapters that FSDP1 shards are saved empty, and not resumed.
+
+    Right is: ``save_model`` leaves a file from which another process reads the adapter, bitwise, and a training that
+    was resumed from its checkpoint ends with the same adapter as one that was not interrupted.
+    """
+
+    def measure() -> Finding:
+        training = adapter_trainings(subject, "fsdp1")
+        found, folder = training.found, training.folder
+        failures = training.failures()
+        if failures.first:
+            failure = next(iter(failures.first.values()))
+            return Finding(Verdict.ERROR, {"failure": failure, **failures.of_other_ranks})
+        adapter, saved = found["adapter"], read_safetensors(folder / adapter_saving.SAVED, FILE)
+        checkpoint = read_safetensors(folder / f"checkpoint-{adapter_saving.STEPS}", FILE)
+        evidence = {
+            "tensors": len(adapter),
+            "tensors_saved": len(saved),
+            "tensors_in_checkpoint": len(checkpoint),
+            "bitwise_equal": sum(saved.get(name) == data for name, data in adapter.items()),
+            "grad_norm": found["grad_norm"],
+            "grad_norm_resumed": found["grad_norm_resumed"],
+            "resumed_off_by": greatest_difference(found["resumed"], adapter),
+        }
+        assert len(adapter) > 0
+        right = saved == checkpoint == adapter == found["resumed"]
+        return Finding(Verdict.OK if right else Verdict.SILENT, evidence)
+
+    judge(measure, subject=subject, strategy="fsdp1")
+
+
+@pytest.mark.known_issue("peft-distributed-load")
+def test_resuming_under_ddp(subject: str, judge: Judge, adapter_trainings: AdapterTrainings) -> None:
+    """Ranks cannot load adapters, so training cannot be resumed (peft 3628).
+
+    Right is: a training that was resumed from its checkpoint ends with the same adapter as one that was not
+    interrupted.
+    """
+
+    def measure() -> Finding:
+        training = adapter_trainings(subject, "ddp")
+        found, failures = training.found, training.failures("training", "resuming")
+        if failed := failure_of(judge.issue.id, failures.first):
+            return Finding(failed, {"failures": failures.first, **failures.of_other_ranks})
+        evidence = {
+            "tensors": len(found["adapter"]),
+            "grad_norm": found["grad_norm"],
+            "grad_norm_resumed": found["grad_norm_resumed"],
+            "resumed_off_by": greatest_difference(found["resumed"], found["adapter"]),
+        }
+        right = found["resumed"] == found["adapter"] and evidence["tensors"] > 0
+        return Finding(Verdict.OK if right else Verdict.SILENT, evidence)
+
+    judge(measure, subject=subject, strategy="ddp")
