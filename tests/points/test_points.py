@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers._patching import PatchPoint
-from pytest_trlcompat.trainers.points_in_sources import defines
+from pytest_trlcompat.trainers.curing import patch_points
+from pytest_trlcompat.trainers.curing.patching import PatchPoint
+from pytest_trlcompat.trainers.curing.points_in_sources import defines
 
 FOLDER = os.environ.get("TRLCOMPAT_RELEASES")
 RELEASES = sorted(path.name for path in Path(FOLDER).iterdir() if "==" in path.name) if FOLDER else []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_trlcompat import stack, trainers
-from pytest_trlcompat.trainers._cure import check_order
-from pytest_trlcompat.trainers.names import MODULES
+from pytest_trlcompat.trainers.curing.cure import check_order
+from pytest_trlcompat.trainers.curing.names import MODULES
 
 HAS_PPO = stack.satisfied({"trl": "<1.13"}, stack.installed())
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 from pytest_trlcompat import trainers
-from pytest_trlcompat.trainers._cure import Cure, check_order
-from pytest_trlcompat.trainers.names import MODULES
+from pytest_trlcompat.trainers.curing.cure import Cure, check_order
+from pytest_trlcompat.trainers.curing.names import MODULES
 
 FOLDER = Path(trainers.__file__).parent
 
@@ -81,7 +81,7 @@ def test_declarations_name_mixins_that_there_are() -> None:
 def _declared() -> dict[str, set[str]]:
     """Mixin to what it declares, read from the sources, which import the stack."""
     found = {}
-    for path in FOLDER.glob("[a-z]*.py"):
+    for path in FOLDER.glob("**/[a-z]*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
                 for value in (each.value for each in node.body if isinstance(each, ast.AnnAssign)):

@@ -10,9 +10,9 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from pytest_trlcompat import trainers
-from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers.kinds import KINDS
-from pytest_trlcompat.trainers.names import MODULES
+from pytest_trlcompat.trainers.curing import patch_points
+from pytest_trlcompat.trainers.curing.kinds import KINDS
+from pytest_trlcompat.trainers.curing.names import MODULES
 
 FOLDER = Path(trainers.__file__).parent
 OWN = {"__init__", "__init_subclass__", "__setattr__", "_activity", "_around_generation", "_loss_is_divided"}
@@ -23,7 +23,7 @@ BASES = {"AroundGeneration", "Cure", "ScaledBackward"}
 
 def overriding() -> Iterator[tuple[str, str]]:
     """Each mixin with each method of its own that calls upstream's of the same name."""
-    for path in sorted(FOLDER.glob("*.py")):
+    for path in sorted(FOLDER.glob("**/*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and node.name in patch_points.POINTS:
                 for method in node.body:
@@ -55,7 +55,7 @@ def test_what_a_mixin_overrides_is_in_the_table(mixin: str, method: str) -> None
 
 def test_what_is_changed_is_in_the_table_of_the_mixin_that_changes_it() -> None:
     for mixin, module in MODULES.items():
-        text = (FOLDER / f"{module}.py").read_text(encoding="utf-8")
+        text = (FOLDER / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
         used = {name for name in vars(patch_points) if name.isupper() and f"patch_points.{name}," in text}
         for name in used - {"POINTS"}:
             users = {each for each in MODULES if MODULES[each] == module}

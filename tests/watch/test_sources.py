@@ -8,9 +8,9 @@ import pytest
 
 from pytest_trlcompat.conformance import fields
 from pytest_trlcompat.matrix.covering.releases import Release
-from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers._patching import PatchPoint
-from pytest_trlcompat.trainers.points_in_sources import defines
+from pytest_trlcompat.trainers.curing import patch_points
+from pytest_trlcompat.trainers.curing.patching import PatchPoint
+from pytest_trlcompat.trainers.curing.points_in_sources import defines
 from pytest_trlcompat.watch.sources import keep_remarks, read_remarks, remarks
 
 from .small_index import day
