@@ -5,8 +5,6 @@ Reentrant gradient checkpointing gives a layer gradients only if its input requi
 adapters is frozen, embeddings included, it does not: training ends in ``element 0 of tensors does not require grad and
 does not have a grad_fn``, or, where a head learns as well, goes on without an error and leaves every adapter as it was.
 The cure asks the embeddings' output to require gradients.
-
-Imports nothing of the stack.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Where there is a process group, some releases of PEFT prepare to load adapters for tensor parallelism, whether there is
 any or not, and import a class for it that few releases of Transformers have: resuming ends in ``cannot import name
 'EmbeddingParallel'``. The cure leaves that preparation out where no layer is parallel.
-
-Imports PEFT and Transformers when asked.
 """
 
 from __future__ import annotations

@@ -5,9 +5,6 @@ the adapter to compute that, which is right for an adapter that TRL adds itself,
 before. The cure keeps a copy of the adapter as it was given, frozen, as newer releases of TRL do, and computes the
 reference with that. PEFT's list of adapters does not have the copy, so that it is not saved: where a checkpoint has a
 second adapter, many releases of Transformers resume from that one alone.
-
-Imports TRL when a trainer is built, and of this package ``_conditions``, ``_cure``, ``_patching``, ``_upstream``,
-``patch_points`` and ``errors``.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Trainers of TRL make an adapter of their ``peft_config`` while they are built. Where they do so before they set the
 seed, two trainings with the same seed begin with different adapters. The cure sets the seed first.
-
-Imports Transformers when a trainer is built.
 """
 
 from __future__ import annotations

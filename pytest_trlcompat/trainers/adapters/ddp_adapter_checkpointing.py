@@ -4,8 +4,6 @@ Transformers asks DDP to look for parameters that got no gradient, except of a m
 both do not go together: reentrant checkpointing runs each layer's backward pass by itself, and DDP takes its parameters
 for ready twice: ``Expected to mark a variable ready only once``. A ``PeftModel`` is none of Transformers' own models.
 The cure wraps it as Transformers wraps its own.
-
-Imports Transformers when asked.
 """
 
 from __future__ import annotations

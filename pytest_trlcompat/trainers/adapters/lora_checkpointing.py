@@ -4,8 +4,6 @@ What any trainer needs is in ``adapter_checkpointing``: under reentrant checkpoi
 require gradients. With ``use_reentrant=False`` the same error is met where TRL, to generate, turns checkpointing off,
 and then on again without the keywords that it was given, which makes it reentrant in every step. The cure gives them
 back.
-
-Imports nothing of the stack, and of this package ``_upstream``.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Transformers saves some models, mixtures of experts and vision models among them
 on the Hub. Only ``from_pretrained`` translates these: ``Trainer`` reads the files by itself, where a training is
 resumed and where the best model is loaded at its end, and takes names that are missing for no error. Those weights stay
 what they were. The cure loads the checkpoint by ``from_pretrained``, and copies what that gives.
-
-Imports torch, safetensors and Transformers when asked.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ Issues: ``grpo-resumed-epoch``, ``rloo-resumed-epoch``, ``distillation-resumed-e
 TRL's sampler draws the order of each epoch from a generator of its own, which begins anew in a training that is
 resumed: its first epoch then has the order of the very first one, whichever epoch it is. Transformers sees to that for
 the samplers that it knows. The cure draws the orders of the epochs that have passed, and drops them.
-
-Imports nothing of the stack, and of this package ``_cure`` and ``_upstream``.
 """
 
 from __future__ import annotations

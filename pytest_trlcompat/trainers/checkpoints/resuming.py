@@ -2,8 +2,6 @@
 
 By default a newer ``torch.load`` loads tensors alone, and an older Transformers does not allow it anything else: a
 training that is resumed ends with ``Weights only load failed`` at the random state of numpy. The cure allows that.
-
-Imports nothing of the stack at the top.
 """
 
 from __future__ import annotations

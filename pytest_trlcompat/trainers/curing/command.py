@@ -1,7 +1,4 @@
-"""``trlcompat cures``: what each cure of a trainer does on the stack that is installed here.
-
-Imports the stack when it is asked, rich where it is installed, and of this package ``compose``.
-"""
+"""``trlcompat cures``: what each cure of a trainer does on the stack that is installed here."""
 
 from __future__ import annotations
 

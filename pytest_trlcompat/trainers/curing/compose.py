@@ -1,10 +1,8 @@
 """``cured(Trainer)``: any subclass of ``transformers.Trainer`` with the cures that fit it.
 
-    from pytest_trlcompat.trainers import cured
+from pytest_trlcompat.trainers import cured
 
-    Trainer = cured(MyTrainer)
-
-Imports Transformers and the mixins of a kind when asked for one.
+Trainer = cured(MyTrainer)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Conditions that cures share: what must be true of a training, or of what is installed, for them to change anything.
 
-A mixin decides and answers by the same ones. Imports only the standard library, and of this package ``_cure``.
+A mixin decides and answers by the same ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What the mixins have in common: they say what they need of upstream, whether they are at work, and where they stand.
-
-Imports the standard library and packaging, Transformers' logging when training begins, and of this package
-``_patching``, ``patch_points``, ``errors``, ``known``.
-"""
+"""What the mixins have in common: they say what they need of upstream, whether they are at work, and where they stand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error of a cure that cannot know what to do. Imports only the standard library."""
+"""The error of a cure that cannot know what to do."""
 
 from __future__ import annotations
 

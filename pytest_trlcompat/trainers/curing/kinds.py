@@ -1,4 +1,4 @@
-"""Which cures a kind of trainer gets, in the order in which they stand. Imports only the standard library."""
+"""Which cures a kind of trainer gets, in the order in which they stand."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A wheel has them as ``known.json``, which its build writes. In a checkout nothing is written: there the catalogue itself
 is read, when somebody asks. So that users can train with the mixins without the package of the catalogue, its files are
-read as data. Imports only the standard library, and ``tomli`` where that has no TOML.
+read as data.
 """
 
 from __future__ import annotations

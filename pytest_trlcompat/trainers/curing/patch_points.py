@@ -3,8 +3,6 @@
 ``nox -s points`` holds the table against each release in the locks. At run time a name that should be there and is not
 is a ``CureError``, before a training begins: upstream has renamed what the cure changes, and the cure would do nothing,
 without a word.
-
-Imports the standard library and packaging, and nothing of the stack.
 """
 
 from __future__ import annotations

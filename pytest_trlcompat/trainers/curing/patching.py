@@ -6,8 +6,6 @@ also in another thread, calls upstream's. The backward pass on an accelerator ru
 such context: what must work there decides by the objects that it is given, see :func:`extended`.
 
 What somebody else puts in the place of a dispatcher is upstream's from then on: another one is put in front of it.
-
-Imports the standard library and packaging, and what a patch point names when that is used.
 """
 
 from __future__ import annotations

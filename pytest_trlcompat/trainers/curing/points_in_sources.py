@@ -1,6 +1,6 @@
 """Whether the sources of a release have a name that a cure changes; nothing of them is imported.
 
-A name counts as there if the module, or the class in it, defines or imports it. Imports only the standard library.
+A name counts as there if the module, or the class in it, defines or imports it.
 """
 
 from __future__ import annotations

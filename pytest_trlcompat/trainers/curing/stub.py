@@ -5,7 +5,7 @@ Git has no copy of it. The build writes it into a wheel, and for an editable ins
 
     python -m pytest_trlcompat.trainers.curing.stub
 
-Nothing reads it at run time. Imports only the standard library.
+Nothing reads it at run time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where the installed TRL keeps its PPO trainer, and how to read what it wraps.
 
 It was ``PPOv2Trainer`` beside an older ``PPOTrainer`` of another API (0.9.x to 0.11), then ``PPOTrainer`` (0.12), moved
-to ``trl.experimental.ppo`` (0.26), and went (1.13). Imports TRL when asked, and nothing of this package.
+to ``trl.experimental.ppo`` (0.26), and went (1.13).
 """
 
 from __future__ import annotations

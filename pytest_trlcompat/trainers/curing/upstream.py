@@ -1,7 +1,4 @@
-"""What upstream can do, and where a trainer finds it, seen in the code that really runs rather than in a version.
-
-Imports TRL when asked, and of this package ``_cure``, ``_patching`` and ``patch_points``.
-"""
+"""What upstream can do, and where a trainer finds it, seen in the code that really runs rather than in a version."""
 
 from __future__ import annotations
 

@@ -8,8 +8,6 @@ Two things go wrong in DeepSpeed when gradients are accumulated, without an erro
 - The gradient of every output of the model is divided as it arrives, instead of the loss: once more for each output
   that another one was made from, as hidden states are; in one release also when ``engine.backward`` is called
   with ``scale_wrt_gas=False``, as Transformers does since it divides the loss itself.
-
-Imports nothing of the stack, and of this package ``_upstream``; DeepSpeed is there where there is something to do.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 scheduler out of the configuration. ``train()`` destroys that engine, goes on with it all the same, and ends in
 ``'NoneType' object has no attribute 'backward'``. So does a second ``train()`` of the same trainer. The cure makes the
 trainer forget the engine first, and gives the configuration back what was taken out.
-
-Imports nothing of the stack.
 """
 
 from __future__ import annotations

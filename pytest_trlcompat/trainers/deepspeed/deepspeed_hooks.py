@@ -8,8 +8,6 @@ Registering the hooks numbers the modules anew. If DeepSpeed was recording by th
 used, it looks them up by the new ones at the next forward: ``pop from an empty deque``. It was where a step had one
 forward and generation did not pass the wrapped model: PPO generates with the policy inside of it, and GRPO with what an
 adapter wraps. The cure drops the record, as later releases of TRL and DeepSpeed do.
-
-Imports nothing of the stack but TRL's utilities, when asked, and of this package ``_upstream``.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Transformers puts parameters with and without weight decay into two groups. Wher
 with most adapters, one is empty; DeepSpeed drops it, the scheduler still counts it, and a torch that zips strictly ends
 the first step with ``zip() argument 2 is longer than argument 1``. The cure drops the empty group before the scheduler
 counts.
-
-Imports nothing of the stack.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 DeepSpeed's linear layer looks at the number of dimensions where it computes the weight's gradient, and needs it for the
 bias's as well: ``cannot access local variable 'dim'``. So an adapter with ``bias="lora_only"`` or ``bias="all"`` cannot
 be trained where DeepSpeed's layer takes the place of PyTorch's. The cure adds the bias's gradient itself.
-
-Imports torch, DeepSpeed when asked, and of this package ``_cure`` and ``_patching``.
 """
 
 from __future__ import annotations

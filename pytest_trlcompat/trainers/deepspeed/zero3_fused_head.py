@@ -7,7 +7,7 @@ time, as in generation: DeepSpeed learns nothing, and the weight's gradient meet
 must match the size of tensor b``. The cure tells DeepSpeed, by its own ``register_external_parameter``.
 
 Gathered is one parameter, the head's, while the model's forward or backward pass lasts: as where TRL gathers the policy
-to generate, and DeepSpeed learns of it by itself. Imports DeepSpeed only where it is in use.
+to generate, and DeepSpeed learns of it by itself.
 """
 
 from __future__ import annotations

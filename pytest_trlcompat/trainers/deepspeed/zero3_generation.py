@@ -5,8 +5,6 @@ gather them again for every token. The hooks belong to the engine's optimizer, a
 given. Given the bare module, it ends in ``object has no attribute 'optimizer'``, or leaves every hook in place without
 a word; and its own GRPO trainer may give it the bare module. The cure finds the engine. Of ``strategy-memory`` as well:
 where the trainer does not hand ``ds3_gather_for_generation`` on, everything is gathered though the user said no.
-
-Imports DeepSpeed only where it is in use, and of this package ``_upstream`` and ``deepspeed_hooks``.
 """
 
 from __future__ import annotations

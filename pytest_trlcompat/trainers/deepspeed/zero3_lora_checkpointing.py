@@ -4,8 +4,6 @@ A layer that is computed again for its gradients ends with DeepSpeed's hooks, wh
 That leaves them empty under the eyes of PyTorch's non-reentrant checkpointing, which compares what it saved with what
 it computed: ``CheckpointError: Recomputed values for the following tensors have different metadata``. Reentrant
 checkpointing, which was the default once, does not compare: the cure asks for it.
-
-Imports DeepSpeed when asked, and of this package ``lora_checkpointing``.
 """
 
 from __future__ import annotations

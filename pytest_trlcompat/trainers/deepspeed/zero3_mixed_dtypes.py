@@ -3,8 +3,6 @@
 DeepSpeed gathers a list of parameters into buffers of which all have the dtype of the first one. With an adapter, which
 PEFT makes in float32, on a model loaded in bfloat16 and without ``bf16=True``, generation ends in ``invalid tensor
 type``. The cure has DeepSpeed gather those of each dtype by themselves.
-
-Imports nothing of the stack.
 """
 
 from __future__ import annotations

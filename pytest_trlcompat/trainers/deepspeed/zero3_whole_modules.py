@@ -4,8 +4,6 @@ PEFT wraps such a module (``modules_to_save=["lm_head"]``) beside the copy that 
 attribute that the one in use has. DeepSpeed gives each module functions and counters of its own, and asks first whether
 it has them: the wrapper seems to, and uses those of the copy, whose counter was not begun: ``'Linear' object has no
 attribute 'ds_grads_remaining'``, at the first forward in training. The cure leaves the wrapper only its own.
-
-Imports nothing of the stack, and of this package ``_cure`` and ``_patching``.
 """
 
 from __future__ import annotations

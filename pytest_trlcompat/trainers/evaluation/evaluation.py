@@ -9,8 +9,6 @@
 - ``grpo-eval-accumulation``: TRL may divide the loss by the number of accumulated gradients in evaluation as well: too
   small an ``eval_loss``, and before training no attribute ``current_gradient_accumulation_steps``. The cure sets that
   number to 1 while an evaluation lasts.
-
-Imports torch, and of this package ``_upstream``.
 """
 
 from __future__ import annotations

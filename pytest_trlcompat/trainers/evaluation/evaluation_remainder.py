@@ -4,8 +4,6 @@ TRL's sampler repeats each prompt for its generations. Accelerate does not know:
 out from their number how many rows of the last batch are there only to fill it, and drops as many of the gathered
 losses. ``eval_loss`` then is that of the first ranks, or weighs the last batch wrongly. The cure gives Accelerate the
 number of rows.
-
-Imports nothing of the stack.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ when it prepares a dataset, among as many rows as a batch of training has, that 
 evaluations have another size, ``eval_kl`` and ``eval_loss`` depend on rows of other batches. The cure prepares datasets
 of evaluations with the size of their own batches. Of batches of one row there is nothing to exchange: there TRL's way
 is left.
-
-Imports the standard library, and of this package ``_cure``, ``_upstream`` and ``errors``.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 ``torch.nn.utils.clip_grad_norm_`` clips by the norm of all gradients, but what it returns may be a ``DTensor`` of which
 each rank holds its own part's norm. ``Trainer`` takes ``.item()`` of it, which is that part: with N ranks ``grad_norm``
 is too small by about the square root of N, and differs from rank to rank. Weights are right. The cure reduces it.
-
-Imports nothing of the stack, and of this package ``_cure`` and ``_patching``.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ lose nothing by it, which a matrix product has rounded already; but a model comp
 releases of TRL have theirs return log-probabilities: of one of -4 bfloat16 keeps steps of 1/64, in the ratio, the KL
 and the gradient, and no error tells. The cure shards with a policy that has no ``output_dtype``, as FSDP2's default has
 none.
-
-Imports only the standard library.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ FSDP2 gathers the parameters that belong to no layer (embeddings, final norm, ou
 called. A ``PeftModel`` that is the root generates with the model beneath it, for which they stay sharded:
 ``aten.embedding.default got mixed torch.Tensor and DTensor``. Without adapters the root itself generates. The cure
 registers ``generate`` with FSDP2, as ``forward`` is.
-
-Imports torch.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ its keys, and waits for the others for ever; in a checkpoint the others look for
 have not.
 
 The cure names modules as the state dict does while adapters are saved or loaded, and gives every rank its keys.
-
-Imports torch and Accelerate, and of this package ``fsdp_ref_model`` and ``lora_checkpointing``.
 """
 
 from __future__ import annotations

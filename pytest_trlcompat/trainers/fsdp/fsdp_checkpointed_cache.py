@@ -4,8 +4,6 @@ A model of Transformers keeps keys and values in a forward pass, unless it is to
 FSDP's wrapper checkpoints its layers, the model does not know, and each layer, computed again for the backward pass,
 finds in the cache what it put there before: ``The size of tensor a (40) must match the size of tensor b (20)``. The
 cure tells it, in forward passes for training alone.
-
-Imports torch.
 """
 
 from __future__ import annotations

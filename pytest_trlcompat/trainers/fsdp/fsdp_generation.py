@@ -9,8 +9,6 @@ needs no cure.
 With ``torch_compile`` Accelerate, asked to unwrap the compiled module, leaves in it what is beneath FSDP's root, for
 good; nobody finds the root there any more, neither TRL, to gather its parameters, nor who saves the model. The
 accelerator still has it among the models that it trains: the cure puts it back.
-
-Imports torch, and of this package ``_upstream``, ``errors`` and ``fsdp_ref_model``.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ first, forgetting the gradients that ``zero_grad`` took away from the parameters
 ``use_orig_params`` then marks its parameters as having none, and the mark outlives every backward pass that does not
 synchronise. Of a step's accumulated gradients a unit keeps the last alone, without an error. The cure does before each
 generation what the root would have done.
-
-Imports torch, and of this package ``_upstream``.
 """
 
 from __future__ import annotations

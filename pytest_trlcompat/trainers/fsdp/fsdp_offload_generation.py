@@ -4,8 +4,6 @@
 FSDP2 that offloads them keeps their shards on the host and computes on the accelerator; it moves what the root module
 is called with, but not what is called beneath a ``generate`` that it was told of: ``Expected all tensors to be on the
 same device, but got index is on cpu``. The cure moves it to the accelerator.
-
-Imports torch and Accelerate.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ compilation belongs around what is sharded, as for the policy.
 FSDP2 keeps what belongs to no layer gathered after a forward pass, for the backward pass that a reference model never
 has (an older torch the root, a newer Accelerate its unit for final norm and output head): embeddings and output head
 stay whole on every rank, and ``sync_ref_model`` ends in ``got mixed torch.Tensor and DTensor``.
-
-Imports torch, Accelerate and, of this package, ``_cure``, ``_patching``, ``_upstream`` and ``errors``.
 """
 
 from __future__ import annotations

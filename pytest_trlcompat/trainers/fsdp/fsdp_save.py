@@ -8,8 +8,6 @@ What Accelerate gathers then is wrong or too much in some releases: one asks the
 what belongs to no layer (embeddings, final norm, output head) is what it was when FSDP1 last gathered it, and is
 written so; others gather the whole model of FSDP2 on every rank's accelerator. The cure asks the root, and gathers one
 tensor at a time for rank 0's memory.
-
-Imports torch, and of this package ``_patching``, ``patch_points`` and ``fsdp_ref_model``.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ reference model never has, and takes them for fresh: embeddings, final norm and 
 ``SHARD_GRAD_OP`` every weight does, and training goes on. ``NO_SHARD``, FSDP2 and DeepSpeed are right. The cure has
 every unit let go of what it has gathered, then mixes the shards, which are the same slices of the same parameters on
 each rank: nothing is gathered, and ranks need not meet.
-
-Imports torch, Transformers' callbacks through TRL, and of this package ``_cure``, ``errors`` and ``fsdp_ref_model``.
 """
 
 from __future__ import annotations

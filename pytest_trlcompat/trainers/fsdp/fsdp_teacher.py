@@ -8,8 +8,6 @@ Under FSDP2 the cure shards it like the policy, as is right for a reference mode
 head, which it uses beside the forward pass, itself. Under FSDP1 nothing can gather them there, and the teacher is whole
 on every rank, as under DDP. Each rank gets the weights of rank 0, which alone has them with
 ``cpu_ram_efficient_loading``.
-
-Imports torch and, of this package, ``_conditions``, ``_cure`` and ``fsdp_ref_model``.
 """
 
 from __future__ import annotations

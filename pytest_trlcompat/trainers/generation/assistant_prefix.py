@@ -5,8 +5,6 @@ Issues: ``grpo-assistant-prefix``, ``rloo-assistant-prefix``, ``distillation-ass
 A conversation that ends with an assistant's message asks for its continuation. Some releases of TRL have the chat
 template close that message and begin another one. The cure has each such conversation rendered with
 ``continue_final_message``, as TRL's own ``apply_chat_template`` does, and the others as before.
-
-Imports of this package ``_cure``, ``_patching``, ``_upstream``, ``patch_points`` and ``errors``.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ GRPO generates with the model in training mode. A model that checkpoints its act
 generation keeps in its key-value cache: depending on the release of Transformers the whole sequence is read anew for
 each token, on top of what the cache holds, or each token is computed from the one before it alone. Neither raises an
 error: the completions are noise, and are trained on. The cure switches checkpointing off while completions are sampled.
-
-Imports torch, and of this package ``_upstream``.
 """
 
 from __future__ import annotations

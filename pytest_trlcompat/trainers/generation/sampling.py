@@ -5,8 +5,6 @@ GRPO scores tokens by ``softmax(logits / temperature)``. Sampling may silently b
 for its default. And Transformers may put the preferences of the model's own ``generation_config.json`` in place of
 whatever TRL sets to a default value, temperature 1 included. The cure says what is meant, and sets the preferences
 aside while completions are sampled.
-
-Imports torch, and of this package ``_upstream``.
 """
 
 from __future__ import annotations

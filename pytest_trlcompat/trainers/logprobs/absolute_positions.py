@@ -5,8 +5,6 @@ Issues: ``grpo-positions``, ``rloo-positions``, ``distillation-positions``.
 These trainers pad prompts on the left, and call models with a mask of the padding but without positions. A model whose
 positions are absolute, such as GPT-2, then counts the padding among them. Transformers' ``generate`` passes positions
 that do not, so a completion is sampled by one distribution, and scored by another.
-
-Imports PyTorch and Transformers when a trainer is built, and of this package ``_conditions`` and ``_cure``.
 """
 
 from __future__ import annotations

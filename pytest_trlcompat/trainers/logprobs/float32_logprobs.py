@@ -5,8 +5,6 @@ their log-softmax in bfloat16: of a log-probability of -4 there are steps of 1/6
 and no error tells. Under DDP, and in one process with ``bf16=True``, logits come in float32. The cure has TRL's
 function compute each sequence in float32, and compute it again for the backward pass, which then keeps the logits
 alone.
-
-Imports torch.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@
 
 Signatures mislead here: a name can be taken by ``**kwargs`` and ignored, or be missing and honoured by a decorator. So
 the model itself is asked, once, with two tokens.
-
-Imports torch, Accelerate through ``fsdp_ref_model``, and of this package that, ``_cure`` and ``errors``.
 """
 
 from __future__ import annotations

@@ -9,9 +9,6 @@ bias, and applies a scale and a bound that it knows by the names of their settin
 a layer before its head or with a setting of another name, gets other logits than its own. A head whose weight is not at
 hand as a matrix ends the training: one of PEFT's with rows of its own, or one that is a unit of FSDP1's by itself. And
 one that is a unit of FSDP2's by itself, as of ``modules_to_save``, gets a gradient in which each part is one rank's.
-
-Imports PyTorch when a trainer trains, and of this package ``_conditions``, ``_cure``, ``_patching``, ``_upstream`` and
-``patch_points``.
 """
 
 from __future__ import annotations

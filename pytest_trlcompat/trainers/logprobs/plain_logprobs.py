@@ -2,8 +2,6 @@
 
 GRPO may compute them from hidden states and the output head in Triton kernels, and call ``None`` where Triton is not
 installed, as beside CPU builds of PyTorch and on a Mac: ``'NoneType' object has no attribute 'apply'``.
-
-Imports torch and TRL when asked, and of this package ``_cure``.
 """
 
 from __future__ import annotations

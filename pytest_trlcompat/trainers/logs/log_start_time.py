@@ -3,8 +3,6 @@ began.
 
 A newer Transformers calls ``log(logs, start_time)``. An older TRL defines that method with the logs alone, and training
 ends with its first log: ``DPOTrainer.log() takes 2 positional arguments but 3 were given``.
-
-Imports nothing of the stack.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ names that each rank has by itself: where a rank logged none of a name, the othe
 answer for another name's. And it takes the mean of the ranks' means, however many numbers each has. The cure lets every
 rank have every name before TRL gathers, with the mean of all numbers; a rank without a column has ``None`` for each of
 its completions there.
-
-Imports the standard library, and of this package ``_conditions``, ``_cure`` and ``_upstream``.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ With ``entropy_coef`` GRPO's loss is that of the policy less the coefficient tim
 releases of TRL weigh the tokens' entropies as the policy's loss is weighed, by tokens of the whole accumulated batch;
 later ones log the policy's part divided by the accumulation steps twice. The cure sees the weight of each token's
 entropy in the loss by its derivative, which costs no pass through the model.
-
-Imports torch, and of this package ``_cure``, ``_patching`` and ``patch_points``.
 """
 
 from __future__ import annotations

@@ -6,9 +6,6 @@ while the reported loss is right; or ``Trainer`` does, and DeepSpeed does so aga
 number N, which then divides as well, unless DeepSpeed does the backward pass: N times too short. ``Trainer`` may
 moreover enter ``no_sync`` between micro-batches, which DeepSpeed refuses under ZeRO-2 and ZeRO-3: ``no_sync context
 manager is incompatible with gradient partitioning``. The cure multiplies the loss by what is missing.
-
-Imports torch, Accelerate and Transformers, and of this package ``_cure``, ``_upstream``, ``deepspeed_accumulation`` and
-``errors``.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 TRL computes the loss on the model beneath ``DistributedDataParallel``, whose own forward pass is what prepares its
 gradients to be averaged. So they are not, without an error, and the models of the ranks drift apart. The cure averages
 them after the last micro-batch of a step. Where they have been averaged already, that changes nothing.
-
-Imports nothing of the stack; torch is there where there is something to do.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 TRL hands that number to Liger, Liger counts those of the micro-batch over all ranks, and TRL divides by the number of
 micro-batches: where these have unequal numbers of tokens, each has another weight. The cure multiplies the loss by what
 both have divided it by, and divides it by the number that TRL counts.
-
-Imports nothing of the stack; torch and Liger are there where there is something to do.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ Liger's loss of DPO has a beta and a type, and knows no weights of pairs, no oth
 length; that of GRPO is computed beside the model's own forward pass, which alone balances the use of experts. SFT drops
 the column of the dataset that says which tokens are of a completion. No cure can add what Liger does not compute, and
 none rewrites a dataset, so such a trainer is refused.
-
-Imports nothing of the stack.
 """
 
 from __future__ import annotations

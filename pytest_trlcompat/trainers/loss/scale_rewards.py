@@ -3,8 +3,6 @@
 GRPO divides its advantages by the deviation of their group, of the batch, or by none. Some releases mix up these names:
 ``group``, the default, divides by none, and ``none`` and ``batch`` divide by that of the group. The cure gives the
 trainer the name by which such a release does what was meant. By the deviation of the batch it cannot divide.
-
-Imports of this package ``_cure``, ``_upstream`` and ``errors``.
 """
 
 from __future__ import annotations

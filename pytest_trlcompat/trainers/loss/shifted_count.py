@@ -4,8 +4,6 @@ Transformers' ``Trainer`` divides the loss of a step by the number of its labels
 row, which nothing predicts, where the model's ``loss_type`` says that its loss shifts labels. It is read from the name
 of the class. ``GPT2LMHeadModel`` and some others have a name from which none is read; their loss, which is the
 default one, shifts labels all the same, and is divided by one too many for each row.
-
-Imports Transformers when a trainer is built, and of this package ``_cure``.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 generation batch, truncated completions included. So the gradient shrinks or grows by ``gradient_accumulation_steps /
 steps_per_generation`` where these differ, and shrinks where ``mask_truncated_completions`` leaves completions out of
 the sum alone. The cure counts what a step trains on.
-
-Imports torch, and of this package ``_upstream``.
 """
 
 from __future__ import annotations

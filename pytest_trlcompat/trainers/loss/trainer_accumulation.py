@@ -7,8 +7,6 @@ gradients are N times too short, without an error. The cure multiplies the loss 
 
 A loss of your own that takes no number of items, where ``Trainer`` believes that it does, is not divided at all in
 other releases, and rightly once in these: it is left alone.
-
-Imports Transformers, and of this package ``_conditions``, ``_upstream`` and ``gradient_accumulation``.
 """
 
 from __future__ import annotations

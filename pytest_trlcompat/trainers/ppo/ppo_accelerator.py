@@ -5,8 +5,6 @@ its arguments. Some releases of Accelerate then take the process state that the 
 earlier accelerator, which there is none of: ``Please make sure to properly initialize your accelerator``. All others
 make a plugin from the environment of ``accelerate launch`` and never see ``PPOConfig(deepspeed=...)``. The cure passes
 the plugin.
-
-Imports Accelerate, and of this package ``_cure`` and ``_patching``.
 """
 
 from __future__ import annotations

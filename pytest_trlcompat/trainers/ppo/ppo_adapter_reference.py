@@ -4,8 +4,6 @@ Given an adapter and no reference model, TRL's PPO trainer switches the adapter 
 looks for the policy in what Accelerate wrapped: ``'DistributedDataParallel' object has no attribute 'policy'``. FSDP's
 wrapper has it, but gathers the parameters of its own unit (embeddings, final norms, heads) only when it is called
 itself. The cure lends DDP's wrapper the policy, and gathers FSDP's.
-
-Imports torch and Accelerate, and of this package ``_conditions`` and ``ppo_fsdp``.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ ranks.
 TRL's PPO trainer, and its first RLOO trainer, gather each number that they log, but ``val/num_eos_tokens``, which is
 that of the first rank. The cure adds up the counts of all ranks, all of which log. It does not look whether upstream
 gathers it: no release did until PPO was removed from TRL, and RLOO became another trainer.
-
-Imports torch, and of this package ``_conditions`` and ``_cure``.
 """
 
 from __future__ import annotations

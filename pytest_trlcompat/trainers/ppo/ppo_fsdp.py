@@ -7,8 +7,6 @@ class, so that everything is in the wrapper's one unit, which some releases of A
 attribute '_no_split_modules'``. Where the user names the class, the value model's layers are met twice, as the wrapper
 registers their parent once more, as ``critic_backbone``: ``is already wrapped by``. The cure gathers those parameters
 for the rollout, and gives the wrapper the layer classes and one registration.
-
-Imports torch, Accelerate, and of this package ``_ppo``, ``_upstream`` and ``fsdp_ref_model``.
 """
 
 from __future__ import annotations

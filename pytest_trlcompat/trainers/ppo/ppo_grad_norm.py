@@ -3,8 +3,6 @@
 TRL's PPO trainer has a training loop of its own, as has its first RLOO trainer, which steps without clipping, so that
 ``max_grad_norm`` of its arguments does nothing. The cure clips before each step of the optimizer that ends an
 accumulation, as ``Trainer`` does.
-
-Imports nothing of the stack, and of this package ``_conditions`` and ``_cure``.
 """
 
 from __future__ import annotations

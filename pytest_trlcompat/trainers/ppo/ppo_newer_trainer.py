@@ -5,8 +5,6 @@ has moved on.
 not call it, do not; and ``_save_checkpoint`` takes no ``metrics`` any more, which they pass. They may also keep no
 entry in their state for what callbacks save, which ends a checkpoint in ``KeyError: 'TrainerControl'``. The cure has
 the attribute, drops the argument and adds the entry.
-
-Imports nothing of the stack.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 TRL's PPO trainer adds up the negative log-probabilities of a response, and has set that of each token of padding to -1
 before. The cure adds to ``objective/entropy`` the mean number of tokens of padding, by the mask with which upstream
 whitens the advantages.
-
-Imports torch, packaging, and of this package ``_cure``, ``_patching``, ``_ppo``, ``errors`` and ``patch_points``.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ cure has it count the micro-batches of a mini-batch, and look at nothing else.
 What is logged of updates is an average over a table with a place for each of ``gradient_accumulation_steps``
 micro-batches of every mini-batch. Where a mini-batch has fewer, the rest of the places are 0 and count. The cure takes
 them out.
-
-Imports nothing of the stack, and of this package ``_conditions``, ``_cure`` and ``errors``.
 """
 
 from __future__ import annotations

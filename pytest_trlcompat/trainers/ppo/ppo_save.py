@@ -10,8 +10,6 @@ DeepSpeed, FSDP and DDP have taken over, and the policy knows nothing of them:
 - ranks that write nothing: ``no attribute 'is_distributed_loading_by_transformers'``;
 - FSDP1: ``KeyError: None``; FSDP with sharded state dicts writes nothing at all, and PEFT an empty adapter;
 - before ``train()``, DeepSpeed: ``'PPOTrainer' object has no attribute 'deepspeed'``.
-
-Imports Accelerate and torch, and of this package ``_ppo``, ``_upstream`` and ``fsdp_adapter_save``.
 """
 
 from __future__ import annotations

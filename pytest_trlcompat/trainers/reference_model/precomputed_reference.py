@@ -9,8 +9,6 @@ the reference model's weights, and which every rank reads.
   cure gives TRL the same rows from files that all ranks see.
 - Where ranks hold parts of the weights, the hash is one of these: under ZeRO-3 of none, so that the log-probabilities
   of another reference model are taken; under FSDP2 there is none. The cure hashes whole weights, one after the other.
-
-Imports torch, datasets, Accelerate and DeepSpeed when a trainer precomputes.
 """
 
 from __future__ import annotations

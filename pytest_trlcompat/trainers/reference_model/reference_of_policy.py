@@ -6,8 +6,6 @@ TRL reads the reference model once more from the folder or the hub that the poli
 weights were changed since, by merging an adapter, say, or by resizing its embeddings, is then held to another model.
 The cure gives the reference model the policy's weights as soon as the trainer has it, before it is wrapped for a
 strategy.
-
-Imports torch, and of this package ``_cure``, ``_patching``, ``errors`` and ``patch_points``.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Trainer leaves biases and layer norms without weight decay. Older releases of Transformers know a layer norm by its
 class, ``torch.nn.LayerNorm``, which the RMS norms of most models are not: their weights shrink. The cure leaves out the
 parameters whose names say that they are a norm's, as newer releases do.
-
-Imports Transformers when asked, and torch where a probe is made.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ GPUs loads it onto device 0, and FSDP1 refuses, ``Inconsistent compute device an
 (https://github.com/oumi-ai/oumi/pull/2673 meets it with DPO). On an XPU or another accelerator the same happens to the
 policy where a name is given, under DDP too; a single process that sees several devices spreads its reference model over
 them and fails at the first KL term.
-
-Imports Accelerate, and of this package ``_cure``, ``_patching`` and ``_upstream``.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ the data set.
 A newer Transformers calls ``_get_train_sampler(train_dataset)``. An older TRL defines that method without an argument,
 and training ends before it begins: ``GRPOTrainer._get_train_sampler() takes 1 positional argument but 2 were given``.
 KTO's and BCO's trainers of these releases define it, too.
-
-Imports nothing of the stack.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 TRL's constructor may write ``model.warnings_issued["estimate_tokens"] = True``, so that ``Trainer`` does not warn that
 it cannot count tokens. Transformers took that warning, and the dictionary, away: ``object has no attribute
 'warnings_issued'``.
-
-Imports Transformers when a trainer is built, and of this package ``_cure`` and ``_upstream``.
 """
 
 from __future__ import annotations

@@ -2,9 +2,6 @@
 
 One at a time, of a model that is not sharded or as FSDP or ZeRO-3 have it. Which adapters are merged here, and whether
 one makes two weights of tied embeddings, is decided here as well. What is done with the weights: ``vllm_sync``.
-
-Imports the standard library, and of this package ``_conditions``; torch, and PEFT where there is an adapter, inside
-functions.
 """
 
 from __future__ import annotations

@@ -18,9 +18,6 @@ the development endpoints that TRL needs to hand over weights.
 A completion with the token that stands for an image has no image for it, so that the policy cannot be asked about it.
 Newer releases of TRL suppress that token where Transformers generates, and none does in vLLM. The cure does it by
 ``logit_bias``, of which vLLM takes no less than -100, and looks at what was sampled.
-
-Imports the standard library, and of this package ``_conditions``, ``_cure``, ``_patching``, ``errors`` and
-``patch_points``.
 """
 
 from __future__ import annotations

@@ -11,9 +11,6 @@ server of earlier ones is TRL's, and says nothing by which a process could be to
 
 The main process alone has a client, and the other ranks wait for what it got: it passes an answer that it refuses on,
 and then all ranks raise together, so that none waits for one that has left.
-
-Imports the standard library, and of this package ``_conditions``, ``_cure``, ``_patching``, ``errors``; Accelerate
-inside functions.
 """
 
 from __future__ import annotations

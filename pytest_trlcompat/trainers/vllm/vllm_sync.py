@@ -27,8 +27,6 @@ The cure walks from the root, a layer at a time, merges into a copy of each weig
 server copies under FSDP1. It takes the place of TRL's iterator over the weights. Where TRL has none, and walks in the
 method that hands them over, that method is given what the cure walks as if it were a plain model. Where it would ask
 that for all weights at once, the cure hands them to the engine, which the main process has.
-
-Imports the standard library; torch inside functions.
 """
 
 from __future__ import annotations
