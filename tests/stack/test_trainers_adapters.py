@@ -191,12 +191,11 @@ def test_peft_splits_nothing_that_it_cannot(
     from peft.utils import save_and_load
 
     from pytest_trlcompat.trainers.adapters import adapter_loading
-    from pytest_trlcompat.trainers.curing import patch_points
 
     def split(model: Any, state_dict: Any, adapter_name: str) -> None:
         raise ImportError("cannot import name 'EmbeddingParallel'")
 
-    name = patch_points.PEFT_SHARDING.name
+    name = adapter_loading.PEFT_SHARDING.name
     monkeypatch.setattr(save_and_load, name, split, raising=False)
     monkeypatch.setattr(adapter_loading, "_can_be_split", lambda: splits)
     model = adapted()

@@ -23,8 +23,8 @@ torch = pytest.importorskip("torch")
 
 from pytest_trlcompat import trainers  # noqa: E402 - needs the stack
 from pytest_trlcompat.trainers import CureError, cured  # noqa: E402 - needs the stack
-from pytest_trlcompat.trainers.curing import patch_points  # noqa: E402 - needs the stack
 from pytest_trlcompat.trainers.curing.cure import check_points  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers.curing.declared_points import all_points  # noqa: E402 - needs the stack
 from pytest_trlcompat.trainers.curing.kinds import KINDS  # noqa: E402 - needs the stack
 from pytest_trlcompat.trainers.curing.patching import PatchPoint  # noqa: E402 - needs the stack
 
@@ -177,7 +177,7 @@ def test_a_point_that_upstream_has_renamed_is_an_error_before_anything_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     renamed = PatchPoint("transformers.trainer:Trainer.save_model_as_it_was_called")
-    monkeypatch.setattr(patch_points, "POINTS", {**patch_points.POINTS, "FSDPSaveMixin": (renamed,)})
+    monkeypatch.setattr(trainers.FSDPSaveMixin, "_points", (renamed,))
     made = cured(Mine)
     version = transformers.__version__
     with pytest.raises(CureError, match=rf"FSDPSaveMixin with transformers {version}: looked for .*as_it_was_called"):
@@ -192,7 +192,7 @@ def test_every_point_is_there_in_the_installed_stack() -> None:
     """Against the installed releases, torch's too; all locked releases of the others: ``nox -s points``."""
     from pytest_trlcompat.trainers.curing.patching import expected, owner_of
 
-    found = [point for mixin, point in patch_points.all_points() if expected(point) and owner_of(point, mixin)]
+    found = [point for mixin, point in all_points() if expected(point) and owner_of(point, mixin)]
     assert len(found) > 30
 
 

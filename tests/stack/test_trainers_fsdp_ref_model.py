@@ -275,9 +275,10 @@ def test_a_trainers_own_module_is_reached_too() -> None:
     from pytest_trlcompat.trainers import cured
     from pytest_trlcompat.trainers.curing import patch_points
     from pytest_trlcompat.trainers.curing.upstream import points_of
+    from pytest_trlcompat.trainers.setup import device_map
 
     module = trl.DPOTrainer.__module__
-    for point in (patch_points.PREPARE_FSDP, patch_points.CREATE_MODEL):
+    for point in (patch_points.PREPARE_FSDP, device_map.CREATE_MODEL):
         found = {one.module for one in points_of(cured(trl.DPOTrainer), point)}
         modules = {"trl.trainer.grpo_trainer", module}
         assert found == {name for name in modules if hasattr(sys.modules.get(name), point.name)}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from pytest_trlcompat import stack, trainers
-from pytest_trlcompat.trainers.curing.cure import check_order
-from pytest_trlcompat.trainers.curing.names import MODULES
+from pytest_trlcompat.trainers.curing.cure import Cure, check_order
+from pytest_trlcompat.trainers.curing.declared_points import all_points
+from pytest_trlcompat.trainers.curing.names import MODULES, PLACES
+from pytest_trlcompat.trainers.curing.patching import PatchPoint
 
 HAS_PPO = stack.satisfied({"trl": "<1.13"}, stack.installed())
 
@@ -47,6 +51,18 @@ def test_a_trainer_has_every_mixin_of_the_package_but_those_for_the_other() -> N
             "EmptyParamGroupsMixin",
             "ZeRO3WholeModulesMixin",
         }
+
+
+def test_what_is_read_of_the_texts_is_what_the_classes_declare() -> None:
+    """Of mixins and what they derive from; the texts are read where there is no stack."""
+    points: dict[str, list[PatchPoint]] = {}
+    for name, point in all_points():
+        points.setdefault(name, []).append(point)
+    mixins = [getattr(trainers, name) for name in MODULES if name.endswith("Mixin")]
+    for cls in {base for mixin in mixins for base in mixin.__mro__ if issubclass(base, Cure)}:
+        assert points.pop(cls.__name__, []) == list(vars(cls).get("_points", ()))
+        assert ast.literal_eval(PLACES.get(cls.__name__, "{}")) == vars(cls).get("_kinds", {})
+    assert points == {}
 
 
 def test_every_declared_pair_is_refused_the_other_way_round() -> None:

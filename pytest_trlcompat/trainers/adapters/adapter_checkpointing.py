@@ -9,8 +9,9 @@ The cure asks the embeddings' output to require gradients.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import ADAPTER, CHECKPOINTING, installed, trains_adapters
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 
@@ -45,6 +46,9 @@ class AdapterCheckpointingMixin(Cure):
     the layers have, and for the hook that ``enable_input_require_grads`` leaves on the embeddings. Where the hook is
     there already, or checkpointing is not reentrant, nothing is changed.
     """
+
+    _kinds: ClassVar = {"trainer": 160, "grpo": 410}
+    _points: ClassVar[patch_points.Points] = (patch_points.WRAP_MODEL,)
 
     _asked_for_gradients = False
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import ADAPTER, SEVERAL_RANKS, installed, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
-from pytest_trlcompat.trainers.curing.patching import owner_of, replaced
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, owner_of, replaced
 
 __all__ = ["AdapterLoadingMixin", "without_tensor_parallelism"]
+
+PEFT_SHARDING = PatchPoint("peft.utils.save_and_load:_maybe_shard_state_dict_for_tp", ">=0.19")
 
 
 @contextmanager
@@ -30,7 +32,7 @@ def without_tensor_parallelism(model: Any) -> Iterator[None]:
     if parallel or _needless():
         yield
         return
-    with replaced(patch_points.PEFT_SHARDING, _splitting_nothing, AdapterLoadingMixin.__name__):
+    with replaced(PEFT_SHARDING, _splitting_nothing, AdapterLoadingMixin.__name__):
         yield
 
 
@@ -42,7 +44,7 @@ def _needless() -> str:
     """Why PEFT can be left alone, by what is installed; empty where it imports what Transformers has not."""
     if not installed("peft"):
         return "PEFT is not installed"
-    if owner_of(patch_points.PEFT_SHARDING, AdapterLoadingMixin.__name__) is None:
+    if owner_of(PEFT_SHARDING, AdapterLoadingMixin.__name__) is None:
         return "PEFT prepares nothing for tensor parallelism"
     return "Transformers has what PEFT imports" if _can_be_split() else ""
 
@@ -61,6 +63,8 @@ class AdapterLoadingMixin(Cure):
     It knows by what Transformers has, and by PEFT's own function, whether there is anything to do.
     """
 
+    _kinds: ClassVar = {"trainer": 380, "grpo": 520}
+    _points: ClassVar[patch_points.Points] = (patch_points.LOAD, PEFT_SHARDING)
     model: Any
 
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> Any:

@@ -20,10 +20,12 @@ from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import ADAPTER, trains_adapters, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.errors import CureError, leaving_out
-from pytest_trlcompat.trainers.curing.patching import replaced_in
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, replaced_in
 from pytest_trlcompat.trainers.curing.upstream import definitions, function_uses
 
 __all__ = ["AdapterReferenceMixin"]
+
+DISABLE_ADAPTER = PatchPoint("peft.peft_model:PeftModel.disable_adapter")
 
 _NAME = "trlcompat_as_given"
 """Of the copy, in the layers of the policy."""
@@ -41,6 +43,15 @@ class AdapterReferenceMixin(Cure):
             to follow the policy; or it is computed otherwise.
     """
 
+    _kinds: ClassVar = {"grpo": 140}
+    _points: ClassVar[patch_points.Points] = (
+        patch_points.GRPO_CONSTRUCTOR,
+        patch_points.PREPARE_INPUTS,
+        patch_points.COMPUTE_LOSS,
+        DISABLE_ADAPTER,
+        patch_points.PER_TOKEN_LOGPS,
+        patch_points.PER_TOKEN_LOGPS_AND_ENTROPIES,
+    )
     _stands_before: ClassVar = {
         "LogitsToKeepMixin": "that one computes log-probabilities without calling the next one",
     }
@@ -97,7 +108,7 @@ class AdapterReferenceMixin(Cure):
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
         in_loss = self._given is not None and _disables_adapters(type(self), "compute_loss")  # trl 0.14
-        points = (patch_points.DISABLE_ADAPTER,) * in_loss
+        points = (DISABLE_ADAPTER,) * in_loss
         with replaced_in(points, self._switching, AdapterReferenceMixin.__name__):
             return upstream.compute_loss(*args, **kwargs)
 

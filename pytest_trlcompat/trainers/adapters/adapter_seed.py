@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers.curing.conditions import ADAPTER, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure, own
@@ -30,6 +30,7 @@ class AdapterSeedMixin(Cure):
     little later; nothing without a ``peft_config``. What a user's class draws before that call is left alone.
     """
 
+    _kinds: ClassVar = {"trainer": 390, "grpo": 530}
     _seeded: bool = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -8,9 +8,10 @@ The cure wraps it as Transformers wraps its own.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers.adapters.adapter_checkpointing import is_reentrant
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import ADAPTER, CHECKPOINTING, Condition, trains_adapters, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.upstream import method_uses
@@ -26,6 +27,8 @@ class DDPAdapterCheckpointingMixin(Cure):
     otherwise by default.
     """
 
+    _kinds: ClassVar = {"trainer": 170, "grpo": 460}
+    _points: ClassVar[patch_points.Points] = (patch_points.WRAP_MODEL,)
     args: Any
 
     def _wrap_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:

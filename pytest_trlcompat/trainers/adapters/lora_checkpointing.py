@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers.adapters.adapter_checkpointing import AdapterCheckpointingMixin, checkpointing_keywords
 from pytest_trlcompat.trainers.curing import patch_points
@@ -29,6 +29,8 @@ class LoraCheckpointingMixin(AdapterCheckpointingMixin, AroundGeneration):
     generation. Where the keywords are as they were, nothing is changed.
     """
 
+    _kinds: ClassVar = {"grpo": 400}
+    _points: ClassVar[patch_points.Points] = (patch_points.GENERATION, patch_points.WRAP_MODEL)
     args: Any
 
     @contextmanager

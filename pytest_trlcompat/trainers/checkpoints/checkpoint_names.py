@@ -11,9 +11,10 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from zipfile import is_zipfile
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import DEEPSPEED, FSDP, Condition, trains_adapters, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.errors import CureError
@@ -110,6 +111,8 @@ class CheckpointNamesMixin(Cure):
     of their own. For a while it needs the memory of a second model on the CPU.
     """
 
+    _kinds: ClassVar = {"trainer": 90, "grpo": 380}
+    _points: ClassVar[patch_points.Points] = (patch_points.LOAD, patch_points.trainer_method("_load_best_model"))
     model: Any
     state: Any
     _renamed: int | None = None

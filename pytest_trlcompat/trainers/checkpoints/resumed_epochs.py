@@ -10,8 +10,9 @@ the samplers that it knows. The cure draws the orders of the epochs that have pa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.upstream import definitions
 
@@ -27,6 +28,8 @@ class ResumedEpochsMixin(Cure):
     A sampler that can be told its epoch, and one of another package than TRL, is left alone.
     """
 
+    _kinds: ClassVar = {"trainer": 80, "grpo": 370}
+    _points: ClassVar[patch_points.Points] = (patch_points.trainer_method("_get_train_sampler"),)
     state: Any
     _sampled_by_trl: bool | None = None
     _dropped: int = 0

@@ -7,8 +7,9 @@ training that is resumed ends with ``Weights only load failed`` at the random st
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 
 __all__ = ["ResumingMixin", "random_states_can_be_loaded"]
@@ -47,6 +48,9 @@ class ResumingMixin(Cure):
     It knows by ``safe_globals`` in Transformers whether that allows it itself. Resuming sets the random states of
     Python, numpy, torch and the accelerator.
     """
+
+    _kinds: ClassVar = {"trainer": 70, "grpo": 360}
+    _points: ClassVar[patch_points.Points] = (patch_points.trainer_method("_load_rng_state"),)
 
     def _load_rng_state(self, checkpoint: Any) -> None:
         upstream: Any = super()

@@ -1,4 +1,4 @@
-"""What the mixins have in common: they say what they need of upstream, whether they are at work, and where they stand."""
+"""What mixins have in common: they say what they need of upstream, whether they are at work, and where they stand."""
 
 from __future__ import annotations
 
@@ -106,16 +106,16 @@ def check_points(cls: type, trainer: Any = None) -> None:
         conditions = vars(base).get("_needed", ())
         if own(base) and (trainer is not None or not conditions):
             try:
-                _check_points_of(base.__name__, cls)
+                _check_points_of(base, cls)
             except CureError:
                 if all(condition.holds(trainer) for condition in conditions):
                     raise
 
 
-def _check_points_of(mixin: str, cls: type) -> None:
-    for point in patch_points.of(mixin):
+def _check_points_of(mixin: type, cls: type) -> None:
+    for point in vars(mixin).get("_points", ()):
         if _is_looked_at(point, cls):
-            owner_of(point, mixin)
+            owner_of(point, mixin.__name__)
 
 
 def _is_looked_at(point: PatchPoint, cls: type) -> bool:
@@ -157,7 +157,7 @@ def status_of(cure: type[Cure], cls: type, trainer: Any = None) -> CureStatus:
 
 def _activity_of(cure: type[Cure], cls: type, trainer: Any = None) -> Activity:
     try:
-        _check_points_of(cure.__name__, cls)
+        _check_points_of(cure, cls)
         return cure._activity(cls, trainer)
     except CureError as error:
         return Activity(False, str(error))
@@ -172,12 +172,18 @@ class Cure:
 
     Attributes:
         cures: what each cure of this trainer does on this stack, and in this training if asked of a trainer.
+        _kinds: kinds of trainers that get it, each with its place among their cures: the cure with the smallest number
+            stands in front of all others. No two cures of a kind have the same number.
+        _points: names of upstream's that it changes, overrides, or calls although they are not public, with the
+            releases that have them.
         _stands_before: names of the mixins that must stand behind it, each with the reason.
         _needed: conditions without which nothing is changed: what upstream has taken away is an error only where all
             of them hold. They hold, or do not, from a trainer's construction on.
     """
 
     cures: ClassVar[tuple[CureStatus, ...]] = _Cures()  # type: ignore[assignment] # a descriptor
+    _kinds: ClassVar[Mapping[str, int]] = {}
+    _points: ClassVar[patch_points.Points] = (patch_points.TRAIN,)
     _stands_before: ClassVar[Mapping[str, str]] = {}
     _needed: ClassVar[tuple[Condition, ...]] = ()
 

@@ -1,142 +1,48 @@
-"""Which cures a kind of trainer gets, in the order in which they stand."""
+"""Which cures a kind of trainer gets, in the order in which they stand: as the cures declare in ``_kinds``."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["KINDS", "TRAINERS", "kind_named"]
+from pytest_trlcompat.trainers.curing.names import PLACES
 
-_ANY = (
-    "TrainerAccumulationMixin",
-    "DeepSpeedAccumulationMixin",
-    "DeepSpeedEvaluationMixin",
-    "EmptyParamGroupsMixin",
-    "DecayedNormsMixin",
-    "EvaluationRemainderMixin",
-    "ResumingMixin",
-    "ResumedEpochsMixin",
-    "CheckpointNamesMixin",
-    "TrainSamplerMixin",
-    "LogStartTimeMixin",
-    "ShiftedCountMixin",
-    "ZeRO3BiasesMixin",
-    "ZeRO3WholeModulesMixin",
-    "ZeRO3MixedDtypesMixin",
-    "AdapterCheckpointingMixin",
-    "DDPAdapterCheckpointingMixin",
-    "FSDPCheckpointedCacheMixin",
-    "PrecomputedReferenceMixin",
-    "KTOEvaluationMixin",
-    "LigerSettingsMixin",
-    "LigerGradientsMixin",
-    "LoggedMetricsMixin",
-    "AssistantPrefixMixin",
-    "AbsolutePositionsMixin",
-    "OwnLogitsMixin",
-    "VLLMSyncMixin",
-    "VLLMImagesMixin",
-    "VLLMRestartMixin",
-    "FSDPSyncRefModelMixin",
-    "FSDP2OutputsMixin",
-    "ReferenceOfPolicyMixin",
-    "FSDPReferenceModelMixin",
-    "FSDPTeacherMixin",
-    "FSDP2GradNormMixin",
-    "FSDPSaveMixin",
-    "FSDPAdapterSaveMixin",
-    "AdapterLoadingMixin",
-    "AdapterSeedMixin",
-    "OneDevicePerRankMixin",
-)
+__all__ = ["KINDS", "TRAINERS", "in_order", "kind_named"]
 
-KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "trainer": _ANY,
-        "grpo": (
-            "GradientAccumulationMixin",
-            "DeepSpeedAccumulationMixin",
-            "LigerNormalizerMixin",
-            "TokenNormalizerMixin",
-            "LigerSettingsMixin",
-            "EntropyBonusMixin",
-            "ScaleRewardsMixin",
-            "AssistantPrefixMixin",
-            "AbsolutePositionsMixin",
-            "OwnLogitsMixin",
-            "LoggedMetricsMixin",
-            "SamplingMixin",
-            "CheckpointedGenerationMixin",
-            "AdapterReferenceMixin",
-            "VLLMSyncMixin",
-            "VLLMImagesMixin",
-            "VLLMRestartMixin",
-            "PlainLogProbsMixin",
-            "LogitsToKeepMixin",
-            "Float32LogProbsMixin",
-            "FSDPSyncRefModelMixin",
-            "FSDP2OutputsMixin",
-            "ReferenceOfPolicyMixin",
-            "FSDPReferenceModelMixin",
-            "FSDPGenerationMixin",
-            "FSDPAdapterGenerationMixin",
-            "FSDPOffloadGenerationMixin",
-            "ZeRO3GenerationMixin",
-            "ZeRO3FusedHeadMixin",
-            "DeepSpeedHooksMixin",
-            "DeepSpeedEvaluationMixin",
-            "EmptyParamGroupsMixin",
-            "DecayedNormsMixin",
-            "EvaluationMixin",
-            "EvaluationRemainderMixin",
-            "ResumingMixin",
-            "ResumedEpochsMixin",
-            "CheckpointNamesMixin",
-            "TrainSamplerMixin",
-            "LoraCheckpointingMixin",
-            "AdapterCheckpointingMixin",
-            "ZeRO3LoraCheckpointingMixin",
-            "ZeRO3BiasesMixin",
-            "ZeRO3WholeModulesMixin",
-            "ZeRO3MixedDtypesMixin",
-            "DDPAdapterCheckpointingMixin",
-            "FSDPCheckpointedCacheMixin",
-            "FSDPGradientsMixin",
-            "FSDP2GradNormMixin",
-            "FSDPSaveMixin",
-            "FSDPAdapterSaveMixin",
-            "AdapterLoadingMixin",
-            "AdapterSeedMixin",
-            "OneDevicePerRankMixin",
-            "WarningsIssuedMixin",
-        ),
-        "ppo": (
-            "PPOOptimizerStepsMixin",
-            "PPOAccumulationMixin",
-            "PPOGradNormMixin",
-            "PPOEosCountMixin",
-            "PPOObjectiveEntropyMixin",
-            "PPOSaveMixin",
-            "PPOFSDPMixin",
-            "PPOAdapterReferenceMixin",
-            "PPOAcceleratorMixin",
-            "PPONewerTrainerMixin",
-            "PPODeepSpeedHooksMixin",
-            "EmptyParamGroupsMixin",
-            "DecayedNormsMixin",
-            "ZeRO3WholeModulesMixin",
-        ),
-        "rloo": ("FSDPAdapterGenerationMixin", "DeepSpeedHooksMixin", *_ANY),
-        "distillation": ("FSDPAdapterGenerationMixin", *_ANY),
-        "first_rloo": (
-            "PPOOptimizerStepsMixin",
-            "PPOGradNormMixin",
-            "PPOEosCountMixin",
-            "PPONewerTrainerMixin",
-            *_ANY,
-        ),
-    }
-)
+_EXTENDED: Mapping[str, str] = {
+    "trainer": "",
+    "grpo": "",
+    "ppo": "",
+    "rloo": "trainer",
+    "distillation": "trainer",
+    "first_rloo": "trainer",
+}
+"""Kind of trainer to the kind whose cures it gets as well, at the same places."""
+
+
+def in_order(kind: str, places: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
+    """The mixins of a kind by their places.
+
+    Raises:
+        ValueError: two of them have the same place, so that nothing says which stands in front.
+    """
+    by_place: dict[int, str] = {}
+    for mixin, kinds in places.items():
+        place = kinds.get(kind, kinds.get(_EXTENDED[kind]))
+        if place is not None and by_place.setdefault(place, mixin) != mixin:
+            raise ValueError(f"{by_place[place]} and {mixin} both have the place {place} in {kind}")
+    return tuple(by_place[place] for place in sorted(by_place))
+
+
+def _kinds() -> Mapping[str, tuple[str, ...]]:
+    places = {mixin: ast.literal_eval(text) for mixin, text in PLACES.items()}
+    if unknown := sorted({kind for kinds in places.values() for kind in kinds} - set(_EXTENDED)):
+        raise ValueError(f"mixins are declared for kinds of trainers that there are not: {', '.join(unknown)}")
+    return MappingProxyType({kind: in_order(kind, places) for kind in _EXTENDED})
+
+
+KINDS: Mapping[str, tuple[str, ...]] = _kinds()
 """Kind of trainer to the names of its mixins: ``grpo``, ``ppo`` and ``distillation`` of TRL, ``rloo`` its RLOO from
 0.22 on, ``first_rloo`` that of until 0.21, whose training loop is PPO's, and ``trainer`` any other of Transformers'."""
 

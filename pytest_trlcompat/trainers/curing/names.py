@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-__all__ = ["FOLDER", "MODULES", "module_named", "names_of", "paths"]
+__all__ = ["FOLDER", "MODULES", "PLACES", "module_named", "names_of", "paths"]
 
 FOLDER = Path(__file__).parents[1]
 """Of the package. A folder in it is a topic, but for that of this module."""
 _ENDINGS = ("Mixin", "Trainer", "Config", "Callback")
 _HERE = {"CureError": "curing.errors", "cured": "curing.compose"}
 """What the package offers beside classes of these endings; other functions and errors stay in their modules."""
+_PLACES = "\n    _kinds: ClassVar = "
 _EXPORTED = re.compile(r"^__all__ = (\[.*?\])", re.MULTILINE | re.DOTALL)
 """Parsing whole modules takes fifty times as long, in each process that imports this package."""
 
@@ -35,17 +36,32 @@ def paths() -> Iterator[tuple[str, str]]:
                     yield f"{FOLDER}/{topic}/{name}", f"{topic}.{name[:-3]}"
 
 
-def _names() -> Iterator[tuple[str, str]]:
-    yield from _HERE.items()
+def _declared() -> Iterator[tuple[str, list[str], dict[str, str]]]:
+    """Each module, its public names, and where its mixins stand, as they declare it in ``_kinds``."""
     for path, module in paths():
         with open(path, encoding="utf-8") as file:
-            match = _EXPORTED.search(file.read())
-        for name in ast.literal_eval(match[1]) if match else ():
-            if name.endswith(_ENDINGS):
-                yield name, module
+            text = file.read()
+        exported = _EXPORTED.search(text)
+        yield module, ast.literal_eval(exported[1]) if exported else [], dict(_places(text))
 
 
-MODULES: Mapping[str, str] = MappingProxyType(dict(sorted(_names())))
+def _places(text: str) -> Iterator[tuple[str, str]]:
+    """Mixin to what it declares, a dictionary as it is written."""
+    at = text.find(_PLACES)
+    while at >= 0:
+        start = text.rindex("\nclass ", 0, at) + len("\nclass ")
+        yield text[start : text.index("(", start)], text[at + len(_PLACES) : text.index("}", at) + 1]
+        at = text.find(_PLACES, at + 1)
+
+
+_MODULES: dict[str, str] = dict(_HERE)
+PLACES: dict[str, str] = {}
+"""Mixin to its places in kinds of trainers, as it declares them: ``{"trainer": 360, "grpo": 500}``."""
+for _module, _exports, _of_mixins in _declared():
+    _MODULES.update((name, _module) for name in _exports if name.endswith(_ENDINGS))
+    PLACES.update(_of_mixins)
+
+MODULES: Mapping[str, str] = MappingProxyType(dict(sorted(_MODULES.items())))
 """Each public name to the module of this package that defines it, ``FSDPSaveMixin`` to ``fsdp.fsdp_save``."""
 
 

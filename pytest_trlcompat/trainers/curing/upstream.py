@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Cure, own
@@ -172,6 +172,7 @@ class AroundGeneration(Cure):
     A mixin overrides :meth:`_around_generation` with a context of its own, and enters that of ``super()`` within it.
     """
 
+    _points: ClassVar[patch_points.Points] = (patch_points.PREPARE_INPUTS, patch_points.COMPUTE_LOSS)
     accelerator: Any
 
     def _around_generation(self) -> AbstractContextManager[None]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from packaging.version import Version
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import ACCUMULATION, DEEPSPEED, Condition, installed, under, zero_stage
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.upstream import function_uses
@@ -37,6 +38,8 @@ class DeepSpeedAccumulationMixin(Cure):
     Does nothing without DeepSpeed, and with releases of it that are right; see :func:`repair_accumulation`.
     """
 
+    _kinds: ClassVar = {"trainer": 20, "grpo": 20}
+    _points: ClassVar[patch_points.Points] = (patch_points.TRAINING_STEP,)
     _needed: ClassVar = (DEEPSPEED,)
     accelerator: Any
 

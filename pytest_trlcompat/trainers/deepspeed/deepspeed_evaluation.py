@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import DEEPSPEED, ZERO3, installed
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 
@@ -37,6 +38,8 @@ class DeepSpeedEvaluationMixin(Cure):
     when ``train()`` is called; with none it does nothing.
     """
 
+    _kinds: ClassVar = {"trainer": 30, "grpo": 310}
+    _points: ClassVar[patch_points.Points] = (patch_points.trainer_method("evaluation_loop"), patch_points.TRAIN)
     _needed: ClassVar = (DEEPSPEED,)
     accelerator: Any
     deepspeed: Any

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import ZERO3, installed, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
-from pytest_trlcompat.trainers.curing.patching import original, replaced
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, original, replaced
 from pytest_trlcompat.trainers.curing.upstream import AroundGeneration, function_uses
 
 __all__ = [
@@ -31,6 +31,13 @@ __all__ = [
     "offload_of",
     "working_add_hooks",
 ]
+
+OLD_REGISTER = PatchPoint(
+    "deepspeed.runtime.zero.parameter_offload:DeepSpeedZeRoOffload._register_hooks_recursively", "<0.16.4"
+)
+NEW_REGISTER = PatchPoint(
+    "deepspeed.runtime.zero.parameter_offload:DeepSpeedZeRoOffload._register_deepspeed_module", ">=0.16.4"
+)
 
 _NAMES = ("_register_deepspeed_module", "_register_hooks_recursively")
 """What DeepSpeed calls the method, from 0.16.4 on and before."""
@@ -67,6 +74,8 @@ class DeepSpeedHooksMixin(AroundGeneration):
     not, and what DeepSpeed has recorded is dropped if it is still there. The order is then recorded anew.
     """
 
+    _kinds: ClassVar = {"grpo": 300, "rloo": 2}
+    _points: ClassVar[patch_points.Points] = (patch_points.ADD_HOOKS, OLD_REGISTER, NEW_REGISTER)
     _needed: ClassVar = (ZERO3,)
 
     @contextmanager
@@ -82,6 +91,14 @@ class DeepSpeedHooksMixin(AroundGeneration):
 class PPODeepSpeedHooksMixin(Cure):
     """The same for a subclass of TRL's PPO trainer, which generates within ``train``."""
 
+    _kinds: ClassVar = {"ppo": 110}
+    _points: ClassVar[patch_points.Points] = (
+        patch_points.ADD_HOOKS,
+        OLD_REGISTER,
+        NEW_REGISTER,
+        *patch_points.ppo_methods("train"),
+        *patch_points.ppo_methods("generate_completions"),
+    )
     _needed: ClassVar = (ZERO3,)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:

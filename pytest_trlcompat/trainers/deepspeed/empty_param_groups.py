@@ -8,12 +8,15 @@ counts.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import DEEPSPEED, installed
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 
 __all__ = ["EmptyParamGroupsMixin"]
+
+CREATE_OPTIMIZER = patch_points.trainer_method("create_optimizer")
 
 
 class EmptyParamGroupsMixin(Cure):
@@ -22,6 +25,8 @@ class EmptyParamGroupsMixin(Cure):
     Only under DeepSpeed: elsewhere an empty group does no harm, and a checkpoint's optimizer has it.
     """
 
+    _kinds: ClassVar = {"trainer": 40, "grpo": 320, "ppo": 120}
+    _points: ClassVar[patch_points.Points] = (CREATE_OPTIMIZER,)
     accelerator: Any
     optimizer: Any
     _dropped_groups: int | None = None

@@ -15,9 +15,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import ZERO3, Condition, installed, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
-from pytest_trlcompat.trainers.curing.patching import expected, extended
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, expected, extended
 
 __all__ = ["ZeRO3BiasesMixin"]
+
+# Right from 0.17.3 on, so that nothing is changed there.
+ZERO3_LINEAR_BACKWARD = PatchPoint("deepspeed.runtime.zero.linear:LinearFunctionForZeroStage3.backward", "<0.17.3")
 
 
 class ZeRO3BiasesMixin(Cure):
@@ -27,21 +30,23 @@ class ZeRO3BiasesMixin(Cure):
     trainer's are left alone.
     """
 
+    _kinds: ClassVar = {"trainer": 130, "grpo": 430}
+    _points: ClassVar[patch_points.Points] = (patch_points.TRAIN, ZERO3_LINEAR_BACKWARD)
     _needed: ClassVar = (ZERO3,)
     accelerator: Any
     model: Any
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        if ZERO3.holds(self) and expected(patch_points.ZERO3_LINEAR_BACKWARD):
+        if ZERO3.holds(self) and expected(ZERO3_LINEAR_BACKWARD):
             _cured.update(dict.fromkeys(self.model.parameters(), True))
-            extended(patch_points.ZERO3_LINEAR_BACKWARD, _working, ZeRO3BiasesMixin.__name__)
+            extended(ZERO3_LINEAR_BACKWARD, _working, ZeRO3BiasesMixin.__name__)
         return super().train(*args, **kwargs)
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
         if not installed("deepspeed"):
             return Activity(False, "DeepSpeed is not installed")
-        if not expected(patch_points.ZERO3_LINEAR_BACKWARD):
+        if not expected(ZERO3_LINEAR_BACKWARD):
             return Activity(False, "DeepSpeed counts dimensions in any case")
         return under(trainer, "DeepSpeed counts dimensions only for a weight's gradient", *cls._needed, _BIASES)
 

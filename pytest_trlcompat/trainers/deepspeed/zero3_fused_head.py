@@ -17,11 +17,15 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import TRANSFORMERS_GENERATES, ZERO3, Condition, trains_adapters, under
 from pytest_trlcompat.trainers.curing.cure import Activity
+from pytest_trlcompat.trainers.curing.patching import PatchPoint
 from pytest_trlcompat.trainers.curing.upstream import AroundGeneration, class_uses
 
 __all__ = ["ZeRO3FusedHeadMixin"]
+
+REGISTER_EXTERNAL = PatchPoint("deepspeed.runtime.zero.partition_parameters:register_external_parameter")
 
 
 class ZeRO3FusedHeadMixin(AroundGeneration):
@@ -31,6 +35,8 @@ class ZeRO3FusedHeadMixin(AroundGeneration):
     not trained: it has no gradient.
     """
 
+    _kinds: ClassVar = {"grpo": 290}
+    _points: ClassVar[patch_points.Points] = (patch_points.ADD_FUSED_HEAD, REGISTER_EXTERNAL)
     _needed: ClassVar = (ZERO3, TRANSFORMERS_GENERATES)
     model: Any
 

@@ -17,11 +17,13 @@ from typing import Any, ClassVar
 from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import TRANSFORMERS_GENERATES, ZERO3, under
 from pytest_trlcompat.trainers.curing.cure import Activity
-from pytest_trlcompat.trainers.curing.patching import replaced
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, replaced
 from pytest_trlcompat.trainers.curing.upstream import AroundGeneration, class_uses
 from pytest_trlcompat.trainers.deepspeed.deepspeed_hooks import offload_of, working_add_hooks
 
 __all__ = ["ZeRO3GenerationMixin", "engine_of", "unwrap_model_for_generation"]
+
+REMOVE_HOOKS = PatchPoint("trl.models.utils:remove_hooks")
 
 
 def engine_of(model: Any, accelerator: Any) -> Any:
@@ -53,6 +55,8 @@ class ZeRO3GenerationMixin(AroundGeneration):
     when generation fails. What goes with putting them back is :mod:`.deepspeed_hooks`' matter.
     """
 
+    _kinds: ClassVar = {"grpo": 280}
+    _points: ClassVar[patch_points.Points] = (patch_points.GENERATION, patch_points.ADD_HOOKS, REMOVE_HOOKS)
     _needed: ClassVar = (ZERO3, TRANSFORMERS_GENERATES)
     accelerator: Any
     args: Any
@@ -130,7 +134,7 @@ def _nothing_to_lift(engine: Any) -> Iterator[None]:
         yield
         return
     with (
-        replaced(patch_points.REMOVE_HOOKS, _doing_nothing, ZeRO3GenerationMixin.__name__),
+        replaced(REMOVE_HOOKS, _doing_nothing, ZeRO3GenerationMixin.__name__),
         replaced(patch_points.ADD_HOOKS, _doing_nothing, ZeRO3GenerationMixin.__name__),
     ):
         yield

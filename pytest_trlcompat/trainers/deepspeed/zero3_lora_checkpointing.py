@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers.adapters.adapter_checkpointing import checkpointing_keywords, input_gradients_are_on
 from pytest_trlcompat.trainers.curing.conditions import ADAPTER, CHECKPOINTING, ZERO3, installed, under
@@ -30,6 +30,7 @@ class ZeRO3LoraCheckpointingMixin(Cure):
     embeddings does.
     """
 
+    _kinds: ClassVar = {"grpo": 420}
     args: Any
     model: Any
     accelerator: Any

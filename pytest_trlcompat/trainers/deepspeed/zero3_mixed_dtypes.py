@@ -15,9 +15,13 @@ from typing import Any, ClassVar
 from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import ZERO3, Condition, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
-from pytest_trlcompat.trainers.curing.patching import expected, replaced
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, expected, replaced
 
 __all__ = ["ZeRO3MixedDtypesMixin"]
+
+ZERO3_GATHER = PatchPoint(
+    "deepspeed.runtime.zero.partition_parameters:Init._allgather_params_coalesced", "<0.19.3"
+)  # right from 0.19.3 on
 
 
 class ZeRO3MixedDtypesMixin(Cure):
@@ -27,6 +31,8 @@ class ZeRO3MixedDtypesMixin(Cure):
     dtype of its parameter.
     """
 
+    _kinds: ClassVar = {"trainer": 150, "grpo": 450}
+    _points: ClassVar[patch_points.Points] = (patch_points.TRAIN, patch_points.EVALUATE, ZERO3_GATHER)
     _needed: ClassVar = (ZERO3,)
     model: Any
 
@@ -41,17 +47,17 @@ class ZeRO3MixedDtypesMixin(Cure):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if not expected(patch_points.ZERO3_GATHER):
+        if not expected(ZERO3_GATHER):
             return Activity(False, "DeepSpeed is not installed, or gives each parameter a buffer of its own dtype")
         return under(trainer, "DeepSpeed gathers all into buffers of one dtype", *cls._needed, _TWO_DTYPES)
 
 
 @contextmanager
 def _each_dtype_by_itself() -> Iterator[None]:
-    if patch_points.ZERO3_GATHER.module not in sys.modules:
+    if ZERO3_GATHER.module not in sys.modules:
         yield
         return
-    with replaced(patch_points.ZERO3_GATHER, _by_dtype, ZeRO3MixedDtypesMixin.__name__):
+    with replaced(ZERO3_GATHER, _by_dtype, ZeRO3MixedDtypesMixin.__name__):
         yield
 
 

@@ -17,12 +17,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import ZERO3, Condition, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
-from pytest_trlcompat.trainers.curing.patching import extended
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, extended
 
 if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["ZeRO3WholeModulesMixin", "own_hooks"]
+
+# Before 0.14 the wrapper gives away no attribute of what it wraps.
+PEFT_WRAPPER = PatchPoint("peft.utils.other:AuxiliaryTrainingWrapper.__getattr__", ">=0.15")
+PEFT_OLD_WRAPPER = PatchPoint("peft.utils.other:ModulesToSaveWrapper.__getattr__", ">=0.14,<0.15")
 
 _OWN = frozenset({"applied_pre_backward_ref_cnt", "ds_grads_remaining", "post_bwd_fn", "pre_bwd_fn"})
 """What DeepSpeed gives a module for its backward pass."""
@@ -43,7 +47,7 @@ def own_hooks(model: nn.Module | None = None) -> Iterator[None]:
     if "peft.utils.other" not in sys.modules:
         yield
         return
-    for point in (patch_points.PEFT_WRAPPER, patch_points.PEFT_OLD_WRAPPER):
+    for point in (PEFT_WRAPPER, PEFT_OLD_WRAPPER):
         extended(point, _only_its_own, ZeRO3WholeModulesMixin.__name__)
     for module in () if model is None else _wrappers(model):
         vars(module)[_FLAG] = True
@@ -66,6 +70,8 @@ class ZeRO3WholeModulesMixin(Cure):
     makes no difference.
     """
 
+    _kinds: ClassVar = {"trainer": 140, "grpo": 440, "ppo": 140}
+    _points: ClassVar[patch_points.Points] = (patch_points.TRAIN, patch_points.EVALUATE, PEFT_WRAPPER, PEFT_OLD_WRAPPER)
     _needed: ClassVar = (ZERO3,)
     model: Any
 

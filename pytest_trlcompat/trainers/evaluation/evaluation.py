@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import defined_by
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.upstream import function_uses, loss_uses, method_uses, path_uses
@@ -35,6 +36,14 @@ class EvaluationMixin(Cure):
     It knows by the methods that TRL defines, by the shape of its metrics and by the names that its code uses.
     """
 
+    _kinds: ClassVar = {"grpo": 340}
+    _points: ClassVar[patch_points.Points] = (
+        patch_points.EVALUATE,
+        patch_points.trainer_method("prediction_step"),
+        patch_points.in_grpo("GRPOTrainer.log"),
+        patch_points.PREPARE_INPUTS,
+        patch_points.COMPUTE_LOSS,
+    )
     _metrics: Any
     control: Any
     model: Any

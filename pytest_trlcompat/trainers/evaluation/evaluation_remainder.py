@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import defined_by
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.errors import CureError
@@ -24,6 +25,13 @@ class EvaluationRemainderMixin(Cure):
 
     It knows by the sampler: one that repeats nothing is left alone.
     """
+
+    _kinds: ClassVar = {"trainer": 60, "grpo": 350}
+    _points: ClassVar[patch_points.Points] = (
+        patch_points.trainer_method("get_eval_dataloader"),
+        patch_points.trainer_method("evaluation_loop"),
+        patch_points.in_grpo("GRPOTrainer._get_eval_sampler", ">=0.15"),
+    )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         upstream: Any = super()

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any
+from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.errors import CureError, leaving_out
+from pytest_trlcompat.trainers.curing.patching import PatchPoint
 from pytest_trlcompat.trainers.curing.upstream import method_uses
 
 __all__ = ["KTOEvaluationMixin"]
@@ -32,6 +34,11 @@ class KTOEvaluationMixin(Cure):
         CureError: the first dataset that is prepared is not that of the training.
     """
 
+    _kinds: ClassVar = {"trainer": 200}
+    _points: ClassVar[patch_points.Points] = (
+        PatchPoint("trl.experimental.kto.kto_trainer:KTOTrainer._prepare_dataset", ">=1.3,<1.8"),
+        PatchPoint("trl.trainer.kto_trainer:KTOTrainer._prepare_dataset", ">=1.8"),
+    )
     _prepares_evaluations: bool = False
 
     def _prepare_dataset(self, *args: Any, **kwargs: Any) -> Any:

@@ -14,9 +14,11 @@ from typing import Any, ClassVar
 from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import FSDP2, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
-from pytest_trlcompat.trainers.curing.patching import replaced
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, replaced
 
 __all__ = ["FSDP2GradNormMixin", "whole_norm"]
+
+CLIP = PatchPoint("accelerate.accelerator:Accelerator.clip_grad_norm_")
 
 
 def whole_norm(norm: Any) -> Any:
@@ -36,15 +38,13 @@ class FSDP2GradNormMixin(Cure):
     Does nothing where the accelerator's ``clip_grad_norm_`` returns the whole norm.
     """
 
+    _kinds: ClassVar = {"trainer": 350, "grpo": 490}
+    _points: ClassVar[patch_points.Points] = (patch_points.TRAIN, CLIP)
     _needed: ClassVar = (FSDP2,)
     accelerator: Any
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        with (
-            replaced(patch_points.CLIP, self._whole, FSDP2GradNormMixin.__name__)
-            if FSDP2.holds(self)
-            else nullcontext()
-        ):
+        with replaced(CLIP, self._whole, FSDP2GradNormMixin.__name__) if FSDP2.holds(self) else nullcontext():
             return super().train(*args, **kwargs)
 
     def _whole(self, upstream: Callable[..., Any]) -> Callable[..., Any]:

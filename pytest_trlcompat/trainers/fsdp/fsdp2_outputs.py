@@ -21,10 +21,12 @@ from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import FSDP2, Condition, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.errors import CureError
-from pytest_trlcompat.trainers.curing.patching import replaced_in
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, replaced_in
 from pytest_trlcompat.trainers.curing.upstream import points_of
 
 __all__ = ["FSDP2OutputsMixin", "outputs_as_computed", "rounds_outputs"]
+
+PREPARE_FSDP2_CALLED = PatchPoint("accelerate.accelerator:fsdp2_prepare_model", ">=1.6")  # by Accelerator.prepare
 
 
 def rounds_outputs(policy: Any) -> bool:
@@ -63,6 +65,14 @@ class FSDP2OutputsMixin(Cure):
     nothing where the policy's ``output_dtype`` is not the low precision in which layers compute.
     """
 
+    _kinds: ClassVar = {"trainer": 310, "grpo": 220}
+    _points: ClassVar[patch_points.Points] = (
+        patch_points.TRAIN,
+        patch_points.trainer_method("evaluation_loop"),
+        patch_points.PREPARE_FSDP,
+        patch_points.PREPARE_FSDP2,
+        PREPARE_FSDP2_CALLED,
+    )
     _stands_before: ClassVar = {"FSDPReferenceModelMixin": "it shards the reference model when the trainer is made"}
 
     _needed: ClassVar = (FSDP2,)
@@ -96,7 +106,7 @@ _ROUNDED = Condition("in mixed precision", "FSDP2's policy rounds no outputs", _
 @contextmanager
 def _sharding_as_computed(trainer_class: type) -> Iterator[None]:
     points = (
-        patch_points.PREPARE_FSDP2_CALLED,
+        PREPARE_FSDP2_CALLED,
         patch_points.PREPARE_FSDP2,
         *points_of(trainer_class, patch_points.PREPARE_FSDP),
     )

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import ADAPTER, FSDP2, TRANSFORMERS_GENERATES, under
 from pytest_trlcompat.trainers.curing.cure import Activity
 from pytest_trlcompat.trainers.curing.upstream import AroundGeneration
@@ -48,6 +49,8 @@ class FSDPAdapterGenerationMixin(AroundGeneration):
     strategy, or with vLLM, which generates elsewhere.
     """
 
+    _kinds: ClassVar = {"grpo": 260, "rloo": 1, "distillation": 1}
+    _points: ClassVar[patch_points.Points] = (patch_points.GENERATION,)
     _needed: ClassVar = (FSDP2, ADAPTER, TRANSFORMERS_GENERATES)
     accelerator: Any
     args: Any

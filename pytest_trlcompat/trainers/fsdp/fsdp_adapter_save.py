@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import FSDP1, fsdp_version, trains_adapters
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 
@@ -114,6 +115,8 @@ class FSDPAdapterSaveMixin(Cure):
     Does nothing without adapters and under another strategy.
     """
 
+    _kinds: ClassVar = {"trainer": 370, "grpo": 510}
+    _points: ClassVar[patch_points.Points] = (patch_points.SAVE_MODEL, patch_points.SAVE_CHECKPOINT, patch_points.LOAD)
     _needed: ClassVar = (FSDP1,)
     accelerator: Any
     model: Any

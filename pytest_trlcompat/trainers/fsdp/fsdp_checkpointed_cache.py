@@ -8,7 +8,7 @@ cure tells it, in forward passes for training alone.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -25,6 +25,7 @@ class FSDPCheckpointedCacheMixin(Cure):
     as generation, and for models without a cache.
     """
 
+    _kinds: ClassVar = {"trainer": 180, "grpo": 470}
     accelerator: Any
     model: Any
 

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp import _runtime_utils as fsdp1  # frozen; what it has in public gathers in full precision
 from torch.distributed.fsdp._common_utils import HandleTrainingState
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import FSDP1, TRANSFORMERS_GENERATES, Condition, under
 from pytest_trlcompat.trainers.curing.cure import Activity
 from pytest_trlcompat.trainers.curing.errors import CureError
@@ -101,6 +102,8 @@ class FSDPGenerationMixin(AroundGeneration):
     in which TRL finds no root to gather. With vLLM, which generates elsewhere, it does nothing.
     """
 
+    _kinds: ClassVar = {"grpo": 250}
+    _points: ClassVar[patch_points.Points] = (patch_points.GENERATION, *patch_points.FSDP1_ROOT)
     _needed: ClassVar = (FSDP1, TRANSFORMERS_GENERATES)
     accelerator: Any
     args: Any

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import FSDP1
 from pytest_trlcompat.trainers.curing.cure import Activity
 from pytest_trlcompat.trainers.curing.upstream import AroundGeneration
@@ -42,6 +43,8 @@ class FSDPGradientsMixin(AroundGeneration):
     Does nothing for models that are not wrapped so, nor with vLLM, which generates elsewhere.
     """
 
+    _kinds: ClassVar = {"grpo": 480}
+    _points: ClassVar[patch_points.Points] = (patch_points.GENERATION, patch_points.FSDP1_RESET_GRADIENTS)
     _needed: ClassVar = (FSDP1,)
     args: Any
     model_wrapped: Any

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from accelerate.utils import send_to_device
 from torch import nn
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import FSDP2, TRANSFORMERS_GENERATES, Condition, under
 from pytest_trlcompat.trainers.curing.cure import Activity
 from pytest_trlcompat.trainers.curing.upstream import AroundGeneration
@@ -46,6 +47,8 @@ class FSDPOffloadGenerationMixin(AroundGeneration):
     strategy, or with vLLM, which generates elsewhere.
     """
 
+    _kinds: ClassVar = {"grpo": 270}
+    _points: ClassVar[patch_points.Points] = (patch_points.GENERATION,)
     _needed: ClassVar = (FSDP2, TRANSFORMERS_GENERATES)
     accelerator: Any
     args: Any

@@ -16,7 +16,7 @@ import dis
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -96,6 +96,8 @@ class FSDPSaveMixin(Cure):
     Gathers it as ``FULL_STATE_DICT`` does; checkpoints stay as the state dict type has them.
     """
 
+    _kinds: ClassVar = {"trainer": 360, "grpo": 500}
+    _points: ClassVar[patch_points.Points] = (patch_points.SAVE_MODEL, patch_points.GET_STATE_DICT)
     accelerator: Any
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:

@@ -17,9 +17,11 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp import _runtime_utils as fsdp1  # it has no public way to free what was gathered; frozen
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import FSDP1, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.errors import CureError
+from pytest_trlcompat.trainers.curing.patching import PatchPoint
 from pytest_trlcompat.trainers.fsdp.fsdp_ref_model import beneath_compile
 
 try:
@@ -38,6 +40,8 @@ __all__ = [
     "keeps_gathered_parameters",
     "mix_parameters",
 ]
+
+FSDP1_WRITE_BACK = PatchPoint("torch.distributed.fsdp._flat_param:FlatParamHandle._writeback_orig_params")
 
 _WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
 """Names that FSDP1, activation checkpointing and ``torch.compile`` put into those of modules and parameters."""
@@ -142,6 +146,12 @@ class FSDPSyncRefModelCallback(SyncRefModelCallback):
 class FSDPSyncRefModelMixin(Cure):
     """Gives a subclass of a TRL trainer :class:`FSDPSyncRefModelCallback` for the callback that TRL made for it."""
 
+    _kinds: ClassVar = {"trainer": 300, "grpo": 210}
+    _points: ClassVar[patch_points.Points] = (
+        PatchPoint("trl.trainer.callbacks:SyncRefModelCallback.on_step_end", ">=0.12"),
+        patch_points.FSDP1_RESHARD,
+        FSDP1_WRITE_BACK,
+    )
     _needed: ClassVar = (FSDP1,)
     accelerator: Any
     callback_handler: Any

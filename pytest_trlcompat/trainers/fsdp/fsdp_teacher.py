@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import FSDP, Condition, fsdp_version, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.fsdp.fsdp_ref_model import forget, is_sharded, shard_reference_model, share_parameters
@@ -32,6 +33,8 @@ class FSDPTeacherMixin(Cure):
     the policy itself, as where a model is its own teacher.
     """
 
+    _kinds: ClassVar = {"trainer": 340}
+    _points: ClassVar[patch_points.Points] = (patch_points.PREPARE_FSDP2,)
     _needed: ClassVar = (
         FSDP,
         Condition(

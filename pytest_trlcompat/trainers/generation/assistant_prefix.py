@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
@@ -20,6 +20,11 @@ from pytest_trlcompat.trainers.curing.patching import PatchPoint, original, repl
 from pytest_trlcompat.trainers.curing.upstream import codes_of, definitions, function_uses
 
 __all__ = ["AssistantPrefixMixin"]
+
+CHAT_TEMPLATE = patch_points.in_grpo("maybe_apply_chat_template", ">=0.14,<0.15")  # right from then on
+# Beneath what tokenizers and processors call ``apply_chat_template``; TRL renders by it from 0.25 on.
+RENDER_OF_TOKENIZERS = PatchPoint("transformers.tokenization_utils_base:render_jinja_template", ">=4.56")
+RENDER_OF_PROCESSORS = PatchPoint("transformers.processing_utils:render_jinja_template", ">=4.56")
 
 
 class AssistantPrefixMixin(Cure):
@@ -35,6 +40,15 @@ class AssistantPrefixMixin(Cure):
             own, or a vLLM server.
     """
 
+    _kinds: ClassVar = {"trainer": 240, "grpo": 80}
+    _points: ClassVar[patch_points.Points] = (
+        patch_points.in_grpo("GRPOTrainer._generate_single_turn", ">=0.25,<0.29.1"),
+        patch_points.in_grpo("GRPOTrainer._tokenize_prompts", ">=0.29.1"),
+        RENDER_OF_TOKENIZERS,
+        RENDER_OF_PROCESSORS,
+        patch_points.COMPUTE_LOSS,
+        CHAT_TEMPLATE,
+    )
     processing_class: Any
     _seen: int = 0
     _continued: int = 0
@@ -107,7 +121,7 @@ class AssistantPrefixMixin(Cure):
         return Activity(None, "where a prompt ends with an assistant's message")
 
 
-_POINTS = (patch_points.RENDER_OF_TOKENIZERS, patch_points.RENDER_OF_PROCESSORS)
+_POINTS = (RENDER_OF_TOKENIZERS, RENDER_OF_PROCESSORS)
 
 
 def _is_begun(prompt: Any) -> bool:
@@ -118,13 +132,13 @@ def _is_begun(prompt: Any) -> bool:
 
 def _points_of_trl(cls: type) -> tuple[PatchPoint, ...]:
     """Where trl 0.14 applies the chat template to one prompt after the other, and never continues one."""
-    if not any(base.__module__ == patch_points.CHAT_TEMPLATE.module for base in cls.__mro__):
+    if not any(base.__module__ == CHAT_TEMPLATE.module for base in cls.__mro__):
         return ()
-    upstream = original(patch_points.CHAT_TEMPLATE)
+    upstream = original(CHAT_TEMPLATE)
     applied = None if upstream is None else getattr(sys.modules[upstream.__module__], "apply_chat_template", None)
     if applied is None or any("continue_final_message" in code.co_varnames for code in codes_of(applied)):
         return ()
-    return (patch_points.CHAT_TEMPLATE,)
+    return (CHAT_TEMPLATE,)
 
 
 def _renders_all_alike(cls: type) -> bool:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import CHECKPOINTING, TRANSFORMERS_GENERATES, under
 from pytest_trlcompat.trainers.curing.cure import Activity
 from pytest_trlcompat.trainers.curing.upstream import AroundGeneration, generation_uses
@@ -44,6 +45,8 @@ class CheckpointedGenerationMixin(AroundGeneration):
     off, where TRL has switched it off for generation itself, and with vLLM, which generates elsewhere.
     """
 
+    _kinds: ClassVar = {"grpo": 130}
+    _points: ClassVar[patch_points.Points] = (patch_points.GENERATION,)
     args: Any
 
     @contextmanager

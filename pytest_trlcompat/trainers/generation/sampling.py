@@ -12,10 +12,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Activity
 from pytest_trlcompat.trainers.curing.upstream import AroundGeneration, generation_uses
 
@@ -64,6 +65,8 @@ class SamplingMixin(AroundGeneration):
     absence for no limit, as TRL's documentation does. With vLLM, which samples elsewhere, it does nothing either.
     """
 
+    _kinds: ClassVar = {"grpo": 120}
+    _points: ClassVar[patch_points.Points] = (patch_points.GENERATION,)
     args: Any
     generation_config: Any
     _top_k_was: int | None = 0

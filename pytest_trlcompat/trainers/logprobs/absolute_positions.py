@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers.curing.conditions import modules_held
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
@@ -28,6 +28,8 @@ class AbsolutePositionsMixin(Cure):
     that begins with padding and neither with positions nor with a cache. Models with relative positions, or which count
     by the mask themselves, are left as they are.
     """
+
+    _kinds: ClassVar = {"trainer": 250, "grpo": 90}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

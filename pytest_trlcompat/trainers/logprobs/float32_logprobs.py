@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,10 +20,14 @@ from torch.utils.checkpoint import checkpoint
 
 from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Activity
-from pytest_trlcompat.trainers.curing.patching import expected, replaced
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, expected, replaced
 from pytest_trlcompat.trainers.curing.upstream import AroundGeneration
 
 __all__ = ["Float32LogProbsMixin", "in_float32"]
+
+# TRL 1.15 has models return log-probabilities.
+SELECTIVE_LOG_SOFTMAX = patch_points.in_grpo("selective_log_softmax", ">=0.15,<1.15")
+SELECTIVE_LOG_SOFTMAX_OF_UTILS = PatchPoint("trl.trainer.utils:selective_log_softmax", ">=0.15,<1.15")
 
 _LOW = (torch.bfloat16, torch.float16)
 
@@ -68,6 +72,9 @@ class Float32LogProbsMixin(AroundGeneration):
     a Triton kernel for them. What ``LogitsToKeepMixin`` computes is in float32 anyway.
     """
 
+    _kinds: ClassVar = {"grpo": 200}
+    _points: ClassVar[patch_points.Points] = (SELECTIVE_LOG_SOFTMAX, SELECTIVE_LOG_SOFTMAX_OF_UTILS)
+
     @contextmanager
     def _around_generation(self) -> Iterator[None]:
         with _log_probs_in_float32(), super()._around_generation():
@@ -75,7 +82,7 @@ class Float32LogProbsMixin(AroundGeneration):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if not expected(patch_points.SELECTIVE_LOG_SOFTMAX):
+        if not expected(SELECTIVE_LOG_SOFTMAX):
             return Activity(False, "TRL takes no log-softmax of logits in this release, or LogitsToKeepMixin takes it")
         if _has_kernel():
             return Activity(False, "TRL computes log-probabilities in Triton")
@@ -88,8 +95,8 @@ def _log_probs_in_float32() -> Iterator[None]:
         yield
         return
     with (
-        replaced(patch_points.SELECTIVE_LOG_SOFTMAX, in_float32),
-        replaced(patch_points.SELECTIVE_LOG_SOFTMAX_OF_UTILS, in_float32),
+        replaced(SELECTIVE_LOG_SOFTMAX, in_float32),
+        replaced(SELECTIVE_LOG_SOFTMAX_OF_UTILS, in_float32),
     ):
         yield
 

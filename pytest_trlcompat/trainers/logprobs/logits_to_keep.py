@@ -16,13 +16,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.errors import CureError
 from pytest_trlcompat.trainers.fsdp.fsdp_ref_model import beneath_compile
@@ -160,6 +161,12 @@ class LogitsToKeepMixin(Cure):
     ``args.temperature``, and padded prompts are masked.
     """
 
+    _kinds: ClassVar = {"grpo": 190}
+    _points: ClassVar[patch_points.Points] = (
+        patch_points.PER_TOKEN_LOGPS,
+        patch_points.COMPUTE_LOSS,
+        patch_points.trainer_method("_prepare_input"),
+    )
     args: Any
     accelerator: Any
     _prompt_mask: Tensor | None = None

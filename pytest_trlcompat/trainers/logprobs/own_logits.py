@@ -20,12 +20,12 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import modules_held
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
-from pytest_trlcompat.trainers.curing.patching import replaced_in
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, replaced_in
 from pytest_trlcompat.trainers.curing.upstream import class_uses, points_of
 
 if TYPE_CHECKING:
@@ -45,6 +45,12 @@ class OwnLogitsMixin(Cure):
     Otherwise the model's own logits are used from then on: they are held as a whole, as without a fused head. They are,
     too, where the output head has no matrix that could be read, or is a trained unit of FSDP's by itself.
     """
+
+    _kinds: ClassVar = {"trainer": 260, "grpo": 100}
+    _points: ClassVar[patch_points.Points] = (
+        patch_points.ADD_FUSED_HEAD,
+        PatchPoint("trl.trainer.utils:FusedCausalLMOutput", ">=1.15"),
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if not class_uses(type(self), _HEAD):

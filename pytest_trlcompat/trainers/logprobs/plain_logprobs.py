@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 
 __all__ = ["PlainLogProbsMixin", "log_probs_without_triton"]
@@ -29,6 +30,8 @@ class PlainLogProbsMixin(Cure):
     rows of logits in memory, which the kernels save. Elsewhere nothing is changed.
     """
 
+    _kinds: ClassVar = {"grpo": 180}
+    _points: ClassVar[patch_points.Points] = (patch_points.PER_TOKEN_LOGPS_AND_ENTROPIES,)
     _stands_before: ClassVar = {
         "LogitsToKeepMixin": "that one asks whether TRL has the method that this one defines in front of every TRL",
     }

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 
 __all__ = ["LogStartTimeMixin"]
@@ -22,6 +23,9 @@ class LogStartTimeMixin(Cure):
     It knows by the signature of the trainer's method. With the time, which is dropped, Transformers would log how many
     tokens were trained in a second where ``include_num_input_tokens_seen`` asks for it.
     """
+
+    _kinds: ClassVar = {"trainer": 110}
+    _points: ClassVar[patch_points.Points] = (patch_points.trainer_method("log"),)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         upstream: Any = super()

@@ -10,10 +10,12 @@ its completions there.
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import SEVERAL_RANKS, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
+from pytest_trlcompat.trainers.curing.patching import PatchPoint
 from pytest_trlcompat.trainers.curing.upstream import codes_of, definitions
 
 __all__ = ["LoggedMetricsMixin"]
@@ -26,6 +28,11 @@ _OF_A_RANK = "local_mean"
 class LoggedMetricsMixin(Cure):
     """Lets each number that a reward function of ``trl.GRPOTrainer`` or ``trl.RLOOTrainer`` logs count once."""
 
+    _kinds: ClassVar = {"trainer": 230, "grpo": 110}
+    _points: ClassVar[patch_points.Points] = (
+        patch_points.in_grpo("GRPOTrainer._calculate_rewards", ">=1.0,<1.14"),
+        PatchPoint("trl.trainer.rloo_trainer:RLOOTrainer._calculate_rewards", ">=1.0,<1.14"),
+    )
     accelerator: Any
     _pending_extra_logs: dict[str, list[Any]]
     _pending_metrics: dict[str, list[float]]

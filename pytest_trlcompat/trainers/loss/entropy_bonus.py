@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
-from pytest_trlcompat.trainers.curing.patching import replaced
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, replaced
 
 __all__ = ["EntropyBonusMixin"]
+
+GATHER = PatchPoint("accelerate.accelerator:Accelerator.gather")
 
 _ROUNDING = 1e-4
 """How far the sum of float32 weights may be from what it should be."""
@@ -31,6 +33,13 @@ class EntropyBonusMixin(Cure):
     at. An evaluation's loss has no derivatives, and stays as it is.
     """
 
+    _kinds: ClassVar = {"grpo": 60}
+    _points: ClassVar[patch_points.Points] = (
+        patch_points.COMPUTE_LOSS,
+        patch_points.GRPO_LOSS,
+        GATHER,
+        patch_points.PER_TOKEN_LOGPS_AND_ENTROPIES,
+    )
     accelerator: Any
     current_gradient_accumulation_steps: int
     entropy_coef: float
@@ -47,7 +56,7 @@ class EntropyBonusMixin(Cure):
         cure = EntropyBonusMixin.__name__
         with (
             replaced(patch_points.GRPO_LOSS, self._weighing, cure),
-            replaced(patch_points.GATHER, self._listening, cure),
+            replaced(GATHER, self._listening, cure),
         ):
             return upstream.compute_loss(*args, **kwargs)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
@@ -20,6 +20,7 @@ import transformers
 from accelerate.utils import DistributedType
 from packaging.version import Version
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import ACCUMULATION
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.errors import CureError
@@ -27,6 +28,8 @@ from pytest_trlcompat.trainers.curing.upstream import loss_uses
 from pytest_trlcompat.trainers.deepspeed.deepspeed_accumulation import synchronising
 
 __all__ = ["GradientAccumulationMixin", "ScaledBackward"]
+
+ACCELERATOR_MADE = patch_points.trainer_method("create_accelerator_and_postprocess")
 
 _NUMBER = "current_gradient_accumulation_steps"
 """The attribute by which TRL divides, and Trainer."""
@@ -43,6 +46,7 @@ class ScaledBackward(Cure):
         CureError: at the first backward pass, where it cannot be seen how often the loss is divided.
     """
 
+    _points: ClassVar[patch_points.Points] = (patch_points.TRAINING_STEP, patch_points.trainer_method("compute_loss"))
     accelerator: Any
     args: Any
     _accumulation_factor: float | None = None
@@ -163,6 +167,9 @@ class GradientAccumulationMixin(ScaledBackward):
 
     Does nothing where ``gradient_accumulation_steps`` is 1.
     """
+
+    _kinds: ClassVar = {"grpo": 10}
+    _points: ClassVar[patch_points.Points] = (ACCELERATOR_MADE,)
 
     def create_accelerator_and_postprocess(self) -> None:
         upstream: Any = super()

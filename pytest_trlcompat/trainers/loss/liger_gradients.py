@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import LIGER, Condition, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.upstream import method_uses
@@ -38,6 +39,8 @@ class LigerGradientsMixin(Cure):
     gradients are equal already.
     """
 
+    _kinds: ClassVar = {"trainer": 220}
+    _points: ClassVar[patch_points.Points] = (patch_points.TRAINING_STEP,)
     _needed: ClassVar = _NEEDED
     accelerator: Any
     model: Any

@@ -11,9 +11,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import LIGER, Condition, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.errors import CureError
+from pytest_trlcompat.trainers.curing.patching import PatchPoint
 from pytest_trlcompat.trainers.curing.upstream import class_uses, method_uses
 
 __all__ = ["LigerNormalizerMixin"]
@@ -29,6 +31,14 @@ class LigerNormalizerMixin(Cure):
     It knows by the code of ``compute_liger_loss`` whether TRL hands the number on, and asks Liger for its own.
     """
 
+    _kinds: ClassVar = {"grpo": 30}
+    _points: ClassVar[patch_points.Points] = (
+        patch_points.COMPUTE_LOSS,
+        patch_points.in_grpo("GRPOTrainer.compute_liger_loss", ">=0.18,<1.13"),
+        PatchPoint(
+            "liger_kernel.chunked_loss.fused_linear_ppo:LigerFusedLinearPPOBase._compute_dapo_normalizer", ">=0.6.4"
+        ),
+    )
     _needed: ClassVar = (LIGER,)
     _stands_before: ClassVar = {
         "TokenNormalizerMixin": "it takes the tokens of a whole generation for what it is given"

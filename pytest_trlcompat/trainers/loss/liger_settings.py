@@ -27,6 +27,7 @@ class LigerSettingsMixin(Cure):
         ValueError: when it is built; names the settings.
     """
 
+    _kinds: ClassVar = {"trainer": 210, "grpo": 50}
     _needed: ClassVar = (LIGER,)
     args: Any
 

@@ -7,8 +7,9 @@ trainer the name by which such a release does what was meant. By the deviation o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.errors import CureError, leaving_out
 from pytest_trlcompat.trainers.curing.upstream import codes_of, definitions
@@ -29,6 +30,8 @@ class ScaleRewardsMixin(Cure):
         CureError: ``scale_rewards="batch"``, by which these releases cannot divide.
     """
 
+    _kinds: ClassVar = {"grpo": 70}
+    _points: ClassVar[patch_points.Points] = (patch_points.GENERATE_AND_SCORE,)
     scale_rewards: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -8,7 +8,7 @@ default one, shifts labels all the same, and is divided by one too many for each
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 
@@ -22,6 +22,8 @@ class ShiftedCountMixin(Cure):
 
     The function is asked for, not the name of the class. Encoder-decoders are left as they are.
     """
+
+    _kinds: ClassVar = {"trainer": 120}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -9,10 +9,11 @@ the sum alone. The cure counts what a step trains on.
 from __future__ import annotations
 
 import dis
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.errors import CureError
 from pytest_trlcompat.trainers.curing.upstream import class_uses, codes_of, definitions, loss_uses
@@ -28,6 +29,12 @@ class TokenNormalizerMixin(Cure):
     the names in the code of ``_compute_loss``.
     """
 
+    _kinds: ClassVar = {"grpo": 40}
+    _points: ClassVar[patch_points.Points] = (
+        patch_points.GRPO_LOSS,
+        patch_points.GENERATE_AND_SCORE,
+        patch_points.COMPUTE_LOSS,
+    )
     accelerator: Any
     args: Any
     model: Any

@@ -12,11 +12,12 @@ other releases, and rightly once in these: it is left alone.
 from __future__ import annotations
 
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import transformers
 from packaging.version import Version
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import ACCUMULATION
 from pytest_trlcompat.trainers.curing.cure import Activity
 from pytest_trlcompat.trainers.curing.upstream import definitions
@@ -35,6 +36,8 @@ class TrainerAccumulationMixin(ScaledBackward):
     Does nothing where ``gradient_accumulation_steps`` is 1, and with releases of Transformers that divide once.
     """
 
+    _kinds: ClassVar = {"trainer": 10}
+    _points: ClassVar[patch_points.Points] = (patch_points.TRAINING_STEP,)
     _is_share: bool = False
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:

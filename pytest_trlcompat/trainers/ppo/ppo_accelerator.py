@@ -18,9 +18,11 @@ from accelerate.state import AcceleratorState
 from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import DEEPSPEED, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
-from pytest_trlcompat.trainers.curing.patching import replaced
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, replaced
 
 __all__ = ["PPOAcceleratorMixin", "accelerator_of_arguments"]
+
+ACCELERATOR = PatchPoint("accelerate.accelerator:Accelerator.__init__")
 
 
 def accelerator_of_arguments(args: Any) -> AbstractContextManager[None]:
@@ -38,7 +40,7 @@ def accelerator_of_arguments(args: Any) -> AbstractContextManager[None]:
 
         return __init__
 
-    return replaced(patch_points.ACCELERATOR, with_plugin, PPOAcceleratorMixin.__name__)
+    return replaced(ACCELERATOR, with_plugin, PPOAcceleratorMixin.__name__)
 
 
 class PPOAcceleratorMixin(Cure):
@@ -48,6 +50,8 @@ class PPOAcceleratorMixin(Cure):
     the accelerator would have made.
     """
 
+    _kinds: ClassVar = {"ppo": 90}
+    _points: ClassVar[patch_points.Points] = (ACCELERATOR,)
     _needed: ClassVar = (DEEPSPEED,)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

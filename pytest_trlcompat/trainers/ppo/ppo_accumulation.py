@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import ACCUMULATION, DEEPSPEED, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.deepspeed.deepspeed_accumulation import repair_accumulation, synchronising
@@ -26,6 +27,8 @@ class PPOAccumulationMixin(Cure):
     Where upstream is right, or ``gradient_accumulation_steps`` is 1, the numbers are upstream's.
     """
 
+    _kinds: ClassVar = {"ppo": 20}
+    _points: ClassVar[patch_points.Points] = patch_points.ppo_methods("train")
     _needed: ClassVar = (DEEPSPEED,)
     accelerator: Any
 

@@ -10,17 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import Condition, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
+from pytest_trlcompat.trainers.curing.patching import PatchPoint
 from pytest_trlcompat.trainers.ppo.ppo_fsdp import root_parameters_unsharded
 
 __all__ = ["PPOAdapterReferenceMixin"]
+
+NULL_REFERENCE = (
+    PatchPoint("trl.trainer.ppo_trainer:PPOTrainer.null_ref_context", ">=0.13,<0.26"),
+    PatchPoint("trl.experimental.ppo.ppo_trainer:PPOTrainer.null_ref_context", ">=0.26,<1.13"),
+)  # without it, TRL asks for a reference model where it trains an adapter
 
 
 class PPOAdapterReferenceMixin(Cure):
@@ -29,6 +36,8 @@ class PPOAdapterReferenceMixin(Cure):
     Does nothing in one process, under DeepSpeed, and where a reference model is given.
     """
 
+    _kinds: ClassVar = {"ppo": 80}
+    _points: ClassVar[patch_points.Points] = NULL_REFERENCE
     model: Any
 
     @contextmanager

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import SEVERAL_RANKS, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 
@@ -26,6 +27,8 @@ class PPOEosCountMixin(Cure):
     Does nothing in one process.
     """
 
+    _kinds: ClassVar = {"ppo": 40, "first_rloo": 3}
+    _points: ClassVar[patch_points.Points] = (patch_points.trainer_method("log"),)
     _needed: ClassVar = (SEVERAL_RANKS,)
     accelerator: Any
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
@@ -62,6 +62,15 @@ class PPOFSDPMixin(Cure):
     Reference and reward model stay whole on each rank.
     """
 
+    _kinds: ClassVar = {"ppo": 70}
+    _points: ClassVar[patch_points.Points] = (
+        *patch_points.in_ppo("PolicyAndValueWrapper.__init__"),
+        *patch_points.in_ppo("unwrap_model_for_generation"),
+        *patch_points.in_ppo("get_reward"),
+        *patch_points.ppo_methods("train"),
+        *patch_points.ppo_methods("generate_completions"),
+        *patch_points.FSDP1_ROOT,
+    )
     accelerator: Any
     model: Any
     _rolls_out = False

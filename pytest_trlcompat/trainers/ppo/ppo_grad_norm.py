@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 from unittest import mock
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import DEEPSPEED, Condition, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 
@@ -33,6 +34,8 @@ class PPOGradNormMixin(Cure):
     own configuration.
     """
 
+    _kinds: ClassVar = {"ppo": 30, "first_rloo": 2}
+    _points: ClassVar[patch_points.Points] = patch_points.ppo_methods("train")
     _needed: ClassVar = (_NOT_DEEPSPEED, _LIMITED)
     accelerator: Any
     args: Any

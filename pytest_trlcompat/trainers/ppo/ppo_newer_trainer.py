@@ -10,8 +10,9 @@ the attribute, drops the argument and adds the entry.
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.upstream import method_uses
 
@@ -26,6 +27,8 @@ class PPONewerTrainerMixin(Cure):
     this one, and passes what ``Trainer`` takes.
     """
 
+    _kinds: ClassVar = {"ppo": 100, "first_rloo": 4}
+    _points: ClassVar[patch_points.Points] = (patch_points.SAVE_CHECKPOINT,)
     optimizer_cls_and_kwargs: Any = None
     callback_handler: Any
     control: Any

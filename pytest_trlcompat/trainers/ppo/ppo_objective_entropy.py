@@ -8,7 +8,7 @@ whitens the advantages.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from packaging.version import Version
@@ -35,6 +35,12 @@ class PPOObjectiveEntropyMixin(Cure):
         CureError: when an entropy is logged and no advantages were whitened before.
     """
 
+    _kinds: ClassVar = {"ppo": 50}
+    _points: ClassVar[patch_points.Points] = (
+        *patch_points.in_ppo("masked_whiten"),
+        *patch_points.ppo_methods("train"),
+        patch_points.trainer_method("log"),
+    )
     accelerator: Any
     _padding: torch.Tensor | None = None
     """Mean number of tokens of padding in a response of this rank's batch."""

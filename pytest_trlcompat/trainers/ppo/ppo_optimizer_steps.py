@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import ACCUMULATION, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.errors import CureError, leaving_out
@@ -48,6 +49,8 @@ class PPOOptimizerStepsMixin(Cure):
         CureError: under DeepSpeed, whose engine counts by itself, if it counts another number of micro-batches.
     """
 
+    _kinds: ClassVar = {"ppo": 10, "first_rloo": 1}
+    _points: ClassVar[patch_points.Points] = (*patch_points.ppo_methods("train"), patch_points.trainer_method("log"))
     _needed: ClassVar = (ACCUMULATION,)
     accelerator: Any
     args: Any

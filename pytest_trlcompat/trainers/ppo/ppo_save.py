@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 from accelerate.utils import DistributedType
@@ -57,6 +57,15 @@ class PPOSaveMixin(Cure):
     Where upstream gathers by itself, known by looking at its code, its own method runs. A ``save_model`` of a user's
     runs in any case.
     """
+
+    _kinds: ClassVar = {"ppo": 60}
+    _points: ClassVar[patch_points.Points] = (
+        *patch_points.ppo_methods("save_model"),
+        patch_points.SAVE_MODEL,
+        patch_points.GET_STATE_DICT,
+        patch_points.trainer_method("_save"),
+        patch_points.trainer_method("create_model_card"),
+    )
 
     # Transformers 5 asks for it on ranks that write nothing. Its Trainer.__init__ sets it, which upstream never calls.
     is_distributed_loading_by_transformers = False

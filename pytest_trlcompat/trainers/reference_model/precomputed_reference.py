@@ -21,15 +21,17 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.errors import CureError, leaving_out
-from pytest_trlcompat.trainers.curing.patching import replaced_in
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, replaced_in
 from pytest_trlcompat.trainers.curing.upstream import method_uses, points_of
 
 __all__ = ["PrecomputedReferenceMixin"]
+
+HASH_MODULE = PatchPoint("trl.trainer.dpo_trainer:hash_module", ">=0.29")
 
 _NAME = "PrecomputedReferenceMixin"
 _COMPUTE = "_precompute_ref_logps"
@@ -48,6 +50,12 @@ class PrecomputedReferenceMixin(Cure):
             rank.
     """
 
+    _kinds: ClassVar = {"trainer": 190}
+    _points: ClassVar[patch_points.Points] = (
+        HASH_MODULE,
+        PatchPoint("trl.trainer.dpo_trainer:DPOTrainer._precompute_ref_logps", ">=0.29"),
+        PatchPoint("trl.trainer.kto_trainer:KTOTrainer._precompute_ref_logps", ">=1.8"),
+    )
     accelerator: Any
     _written: int = 0
     _hashed: int = 0
@@ -68,7 +76,7 @@ class PrecomputedReferenceMixin(Cure):
         return found
 
     def _hashing(self) -> contextlib.AbstractContextManager[None]:
-        return replaced_in(points_of(type(self), patch_points.HASH_MODULE), self._of_whole_weights, _NAME)
+        return replaced_in(points_of(type(self), HASH_MODULE), self._of_whole_weights, _NAME)
 
     def _of_whole_weights(self, upstream: Callable[[Any], str]) -> Callable[[Any], str]:
         @functools.wraps(upstream)

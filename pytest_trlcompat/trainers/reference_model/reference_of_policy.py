@@ -14,7 +14,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -24,6 +24,14 @@ from pytest_trlcompat.trainers.curing.errors import CureError, leaving_out
 from pytest_trlcompat.trainers.curing.patching import PatchPoint, expected, replaced_in
 
 __all__ = ["ReferenceOfPolicyMixin"]
+
+REFERENCE_CONSTRUCTORS = (
+    patch_points.GRPO_CONSTRUCTOR,
+    PatchPoint("trl.trainer.dpo_trainer:DPOTrainer.__init__", ">=0.29"),
+    PatchPoint("trl.trainer.rloo_trainer:RLOOTrainer.__init__", ">=0.22"),
+    PatchPoint("trl.experimental.kto.kto_trainer:KTOTrainer.__init__", ">=1.2,<1.8"),
+    PatchPoint("trl.trainer.kto_trainer:KTOTrainer.__init__", ">=1.8"),
+)
 
 
 class ReferenceOfPolicyMixin(Cure):
@@ -38,6 +46,8 @@ class ReferenceOfPolicyMixin(Cure):
         CureError: under ZeRO-3, where the reference model is of another size: partitioned weights cannot be copied.
     """
 
+    _kinds: ClassVar = {"trainer": 320, "grpo": 230}
+    _points: ClassVar[patch_points.Points] = REFERENCE_CONSTRUCTORS
     _policy_as_given: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -80,7 +90,7 @@ class ReferenceOfPolicyMixin(Cure):
 def _constructors(cls: type) -> tuple[PatchPoint, ...]:
     """Those of TRL's that are called when a trainer of this class is built, and that read a reference model."""
     modules = {base.__module__ for base in cls.__mro__}
-    return tuple(each for each in patch_points.REFERENCE_CONSTRUCTORS if each.module in modules and expected(each))
+    return tuple(each for each in REFERENCE_CONSTRUCTORS if each.module in modules and expected(each))
 
 
 def _tensors(model: Any) -> dict[str, torch.Tensor]:

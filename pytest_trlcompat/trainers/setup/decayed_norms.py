@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
-from pytest_trlcompat.trainers.curing.patching import replaced
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, replaced
 from pytest_trlcompat.trainers.curing.upstream import definitions
 
 __all__ = ["DecayedNormsMixin"]
+
+PARAMETER_NAMES = PatchPoint("transformers.trainer:get_parameter_names", "<4.53")  # asked for norms' names from then on
 
 _NORM = re.compile(r"layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 """What Transformers looks for in lower-case names from 4.53 on."""
@@ -35,6 +37,8 @@ class DecayedNormsMixin(Cure):
     refuses to load its optimizer from a checkpoint.
     """
 
+    _kinds: ClassVar = {"trainer": 50, "grpo": 330, "ppo": 130}
+    _points: ClassVar[patch_points.Points] = (patch_points.trainer_method("get_decay_parameter_names"), PARAMETER_NAMES)
     args: Any
     _left_out: int | None = None
 
@@ -42,7 +46,7 @@ class DecayedNormsMixin(Cure):
         upstream: Any = super()
         if not self.args.weight_decay:
             return upstream.get_decay_parameter_names(*args, **kwargs)
-        with replaced(patch_points.PARAMETER_NAMES, self._but_norms, DecayedNormsMixin.__name__):
+        with replaced(PARAMETER_NAMES, self._but_norms, DecayedNormsMixin.__name__):
             found = upstream.get_decay_parameter_names(*args, **kwargs)
         if self._left_out is not None and any(name.rpartition(".")[2] == _FLAT for name in found):
             logging.getLogger(__name__).warning(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from accelerate import PartialState
 
@@ -23,6 +23,8 @@ from pytest_trlcompat.trainers.curing.upstream import points_of
 
 __all__ = ["OneDevicePerRankMixin"]
 
+CREATE_MODEL = patch_points.in_grpo("create_model_from_path", ">=0.26")
+
 
 class OneDevicePerRankMixin(Cure):
     """Loads the models of any trainer of TRL onto one device per rank, where Accelerate puts them.
@@ -31,15 +33,18 @@ class OneDevicePerRankMixin(Cure):
     Does nothing where TRL has no ``create_model_from_path``.
     """
 
+    _kinds: ClassVar = {"trainer": 400, "grpo": 540}
+    _points: ClassVar[patch_points.Points] = (CREATE_MODEL,)
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         policy = args[0] if args else kwargs.get("model")
-        points = points_of(type(self), patch_points.CREATE_MODEL)
+        points = points_of(type(self), CREATE_MODEL)
         with replaced_in(points, partial(_without_device_map, policy), OneDevicePerRankMixin.__name__):
             super().__init__(*args, **kwargs)
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if not points_of(trainer_class, patch_points.CREATE_MODEL):
+        if not points_of(trainer_class, CREATE_MODEL):
             return Activity(False, "upstream does not choose devices for models that it loads")
         return Activity(None, "changes something where upstream loads a model by its name")
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
+from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 
 __all__ = ["TrainSamplerMixin"]
@@ -23,6 +24,8 @@ class TrainSamplerMixin(Cure):
     It knows by the signature of the trainer's method.
     """
 
+    _kinds: ClassVar = {"trainer": 100, "grpo": 390}
+    _points: ClassVar[patch_points.Points] = (patch_points.trainer_method("_get_train_sampler"),)
     train_dataset: Any
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:

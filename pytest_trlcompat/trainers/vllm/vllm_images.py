@@ -30,7 +30,7 @@ from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import Condition, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.errors import CureError
-from pytest_trlcompat.trainers.curing.patching import expected
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, expected
 
 __all__ = ["VLLMImagesMixin"]
 
@@ -57,6 +57,11 @@ class VLLMImagesMixin(Cure):
             images, in the main process, as where a request of TRL's own fails.
     """
 
+    _kinds: ClassVar = {"trainer": 280, "grpo": 160}
+    _points: ClassVar[patch_points.Points] = (
+        PatchPoint("trl.generation.vllm_generation:VLLMGeneration.generate", ">=0.28"),
+        patch_points.VLLM_CLIENT,
+    )
     _needed: ClassVar = (
         Condition(
             "with images and vLLM's engine in the same process, or a server that is vLLM's own",

@@ -24,9 +24,12 @@ from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import Condition, under
 from pytest_trlcompat.trainers.curing.cure import Activity, Cure
 from pytest_trlcompat.trainers.curing.errors import CureError
-from pytest_trlcompat.trainers.curing.patching import expected
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, expected
 
 __all__ = ["VLLMRestartMixin"]
+
+VLLM_CHAT = PatchPoint("trl.generation.vllm_client:VLLMClient.chat", ">=1.11")
+VLLM_GENERATE = PatchPoint("trl.generation.vllm_generation:VLLMGeneration.generate", ">=1.11")
 
 _TIMEOUT = 60.0
 """Seconds that the server has to say who it is: the first time it looks at the machine that it runs on."""
@@ -45,6 +48,8 @@ class VLLMRestartMixin(Cure):
             restarted, or does not say so any more.
     """
 
+    _kinds: ClassVar = {"trainer": 290, "grpo": 170}
+    _points: ClassVar[patch_points.Points] = (patch_points.VLLM_CLIENT, VLLM_CHAT, VLLM_GENERATE)
     _needed: ClassVar = (
         Condition(
             "with a server that is vLLM's own",

@@ -56,6 +56,13 @@ if TYPE_CHECKING:
 
 __all__ = ["VLLMSyncMixin"]
 
+VLLM_PARAMETERS = PatchPoint("trl.generation.vllm_generation:VLLMGeneration._iter_named_params", ">=1.11")
+VLLM_SYNC = PatchPoint("trl.generation.vllm_generation:VLLMGeneration.sync_weights", ">=0.28,<1.11")
+VLLM_OF_TRAINERS = (
+    patch_points.in_grpo("GRPOTrainer._move_model_to_vllm", ">=0.15,<0.28"),
+    PatchPoint("trl.trainer.rloo_trainer:RLOOTrainer._move_model_to_vllm", ">=0.22,<0.28"),
+)
+
 _METHOD = "_iter_named_params"
 _EARLIER_METHOD = "sync_weights"
 _TRAINERS_METHOD = "_move_model_to_vllm"
@@ -77,6 +84,14 @@ class VLLMSyncMixin(Cure):
             else; or vLLM cannot forget keys and values of earlier weights.
     """
 
+    _kinds: ClassVar = {"trainer": 270, "grpo": 150}
+    _points: ClassVar[patch_points.Points] = (
+        VLLM_PARAMETERS,
+        VLLM_SYNC,
+        *VLLM_OF_TRAINERS,
+        patch_points.PREPARE_INPUTS,
+        patch_points.FSDP1_LAZY_INIT,
+    )
     _needed: ClassVar = (
         Condition(
             "with vLLM",
@@ -114,10 +129,10 @@ class VLLMSyncMixin(Cure):
         if generation is None:
             self._check()
             self._hand_over_by(self, _TRAINERS_METHOD)
-        elif owner_of(patch_points.VLLM_PARAMETERS, VLLMSyncMixin.__name__) is not None:
+        elif owner_of(VLLM_PARAMETERS, VLLMSyncMixin.__name__) is not None:
             walk = getattr(generation, _METHOD)
             setattr(generation, _METHOD, lambda: self._parameters_for_engine(walk))
-        elif owner_of(patch_points.VLLM_SYNC, VLLMSyncMixin.__name__) is not None:
+        elif owner_of(VLLM_SYNC, VLLMSyncMixin.__name__) is not None:
             self._hand_over_by(generation, _EARLIER_METHOD)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
@@ -223,7 +238,7 @@ def _trainers_point(trainer: Any) -> PatchPoint | None:
     """The method by which a trainer hands weights over itself; ``None`` without vLLM, and where it is not TRL's own."""
     if not getattr(trainer.args, "use_vllm", False):
         return None
-    known = {point.where: point for point in patch_points.VLLM_OF_TRAINERS}
+    known = {point.where: point for point in VLLM_OF_TRAINERS}
     for base in type(trainer).__mro__:
         if not own(base):
             point = known.get(f"{base.__module__}:{base.__qualname__}.{_TRAINERS_METHOD}")
