@@ -33,6 +33,7 @@ class FSDPTeacherMixin(Cure):
     the policy itself, as where a model is its own teacher.
     """
 
+    # GRPO has no teacher.
     _kinds: ClassVar = {"trainer": 340}
     _points: ClassVar[patch_points.Points] = (patch_points.PREPARE_FSDP2,)
     _needed: ClassVar = (

@@ -24,6 +24,7 @@ class LogStartTimeMixin(Cure):
     tokens were trained in a second where ``include_num_input_tokens_seen`` asks for it.
     """
 
+    # GRPO's logs have always taken a time.
     _kinds: ClassVar = {"trainer": 110}
     _points: ClassVar[patch_points.Points] = (patch_points.trainer_method("log"),)
 

@@ -39,6 +39,7 @@ class LigerGradientsMixin(Cure):
     gradients are equal already.
     """
 
+    # GRPO's loss with Liger goes through DDP.
     _kinds: ClassVar = {"trainer": 220}
     _points: ClassVar[patch_points.Points] = (patch_points.TRAINING_STEP,)
     _needed: ClassVar = _NEEDED

@@ -23,6 +23,7 @@ class ShiftedCountMixin(Cure):
     The function is asked for, not the name of the class. Encoder-decoders are left as they are.
     """
 
+    # GRPO counts no labels.
     _kinds: ClassVar = {"trainer": 120}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -36,6 +36,7 @@ class TrainerAccumulationMixin(ScaledBackward):
     Does nothing where ``gradient_accumulation_steps`` is 1, and with releases of Transformers that divide once.
     """
 
+    # GRPO's gradients have a cure of their own, GradientAccumulationMixin.
     _kinds: ClassVar = {"trainer": 10}
     _points: ClassVar[patch_points.Points] = (patch_points.TRAINING_STEP,)
     _is_share: bool = False

@@ -50,6 +50,7 @@ class PrecomputedReferenceMixin(Cure):
             rank.
     """
 
+    # GRPO computes no log-probabilities of a reference model before training.
     _kinds: ClassVar = {"trainer": 190}
     _points: ClassVar[patch_points.Points] = (
         HASH_MODULE,
