@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -19,6 +19,7 @@ _EXTENDED: Mapping[str, str] = {
     "first_rloo": "trainer",
 }
 """Kind of trainer to the kind whose cures it gets as well, at the same places."""
+_PLACE = re.compile(r'"(\w+)": (\d+)')
 
 
 def in_order(kind: str, places: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
@@ -36,7 +37,7 @@ def in_order(kind: str, places: Mapping[str, Mapping[str, int]]) -> tuple[str, .
 
 
 def _kinds() -> Mapping[str, tuple[str, ...]]:
-    places = {mixin: ast.literal_eval(text) for mixin, text in PLACES.items()}
+    places = {mixin: {kind: int(place) for kind, place in _PLACE.findall(text)} for mixin, text in PLACES.items()}
     if unknown := sorted({kind for kinds in places.values() for kind in kinds} - set(_EXTENDED)):
         raise ValueError(f"mixins are declared for kinds of trainers that there are not: {', '.join(unknown)}")
     return MappingProxyType({kind: in_order(kind, places) for kind in _EXTENDED})

@@ -5,9 +5,7 @@ Nothing of the stack is imported for it, and no list is written by hand.
 
 from __future__ import annotations
 
-import ast
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -19,9 +17,9 @@ FOLDER = Path(__file__).parents[1]
 _ENDINGS = ("Mixin", "Trainer", "Config", "Callback")
 _HERE = {"CureError": "curing.errors", "cured": "curing.compose"}
 """What the package offers beside classes of these endings; other functions and errors stay in their modules."""
-_PLACES = "\n    _kinds: ClassVar = "
-_EXPORTED = re.compile(r"^__all__ = (\[.*?\])", re.MULTILINE | re.DOTALL)
-"""Parsing whole modules takes fifty times as long, in each process that imports this package."""
+# Searching for these takes a hundredth of parsing whole modules, in each process that imports this package.
+_EXPORTED = "\n__all__ = ["
+_PLACES = "\n    _kinds: ClassVar = {"
 
 
 def paths() -> Iterator[tuple[str, str]]:
@@ -36,30 +34,29 @@ def paths() -> Iterator[tuple[str, str]]:
                     yield f"{FOLDER}/{topic}/{name}", f"{topic}.{name[:-3]}"
 
 
-def _declared() -> Iterator[tuple[str, list[str], dict[str, str]]]:
-    """Each module, its public names, and where its mixins stand, as they declare it in ``_kinds``."""
-    for path, module in paths():
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-        exported = _EXPORTED.search(text)
-        yield module, ast.literal_eval(exported[1]) if exported else [], dict(_places(text))
+def _exported(text: str) -> list[str]:
+    """What a module exports; nothing where it has no ``__all__``."""
+    start = text.find(_EXPORTED)
+    return text[start : text.index("]", start + len(_EXPORTED))].split('"')[1::2] if start >= 0 else []
 
 
 def _places(text: str) -> Iterator[tuple[str, str]]:
-    """Mixin to what it declares, a dictionary as it is written."""
+    """Each mixin of a module, and its places as they are written."""
     at = text.find(_PLACES)
     while at >= 0:
         start = text.rindex("\nclass ", 0, at) + len("\nclass ")
-        yield text[start : text.index("(", start)], text[at + len(_PLACES) : text.index("}", at) + 1]
+        yield text[start : text.index("(", start)], text[at + len(_PLACES) - 1 : text.index("}", at) + 1]
         at = text.find(_PLACES, at + 1)
 
 
 _MODULES: dict[str, str] = dict(_HERE)
 PLACES: dict[str, str] = {}
 """Mixin to its places in kinds of trainers, as it declares them: ``{"trainer": 360, "grpo": 500}``."""
-for _module, _exports, _of_mixins in _declared():
-    _MODULES.update((name, _module) for name in _exports if name.endswith(_ENDINGS))
-    PLACES.update(_of_mixins)
+for _path, _module in paths():
+    with open(_path, encoding="utf-8") as _file:
+        _text = _file.read()
+    _MODULES.update((name, _module) for name in _exported(_text) if name.endswith(_ENDINGS))
+    PLACES.update(_places(_text))
 
 MODULES: Mapping[str, str] = MappingProxyType(dict(sorted(_MODULES.items())))
 """Each public name to the module of this package that defines it, ``FSDPSaveMixin`` to ``fsdp.fsdp_save``."""
