@@ -39,10 +39,11 @@ def test_every_cure_has_a_fault_that_is_written_or_that_leaves_it_out(
         if path.stem != "generation":
             (tmp_path / path.name).write_text(path.read_text())
     monkeypatch.setattr("mutations.FAULTS", tmp_path)
-    assert {one.why: one.issue for one in read_mutations() if one.new.endswith("= {}")} == {
-        "leaves AssistantPrefixMixin out": "grpo-assistant-prefix",
-        "leaves CheckpointedGenerationMixin out": "grpo-checkpointed-generation",
-        "leaves SamplingMixin out": "grpo-sampling",
+    derived = {one.why: one.issue for one in read_mutations() if one.new.endswith("= {}")}
+    assert derived.items() >= {
+        ("leaves AssistantPrefixMixin out", "grpo-assistant-prefix"),
+        ("leaves CheckpointedGenerationMixin out", "grpo-checkpointed-generation"),
+        ("leaves SamplingMixin out", "grpo-sampling"),
     }
 
 
