@@ -66,12 +66,12 @@ def module_named(name: str) -> str:
     """The full name of the module that the catalogue calls by its last part: ``fsdp_save``; empty for an empty name.
 
     Raises:
-        ValueError: no module of this package that defines a public name is called so.
+        ValueError: no module of this package that defines a public name is called so; or it is a path.
     """
     if not name:
         return ""
-    if not (names := names_of(name)):
-        raise ValueError(f"no module of pytest_trlcompat.trainers is called {name.rpartition('.')[2]}")
+    if "." in name or not (names := names_of(name)):
+        raise ValueError(f"no module of pytest_trlcompat.trainers is called {name}: give its name without its folder")
     return f"pytest_trlcompat.trainers.{MODULES[names[0]]}"
 
 
