@@ -44,7 +44,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write_stub(self) -> None:
-        from pytest_trlcompat.trainers import stub
+        from pytest_trlcompat.trainers.curing import stub
 
         try:
             stub.write()
@@ -55,7 +55,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
 def _generated() -> dict[str, str]:
     """Paths in the wheel, and the texts."""
     from pytest_trlcompat.catalog import index, known_issues, upstream_reports
-    from pytest_trlcompat.trainers import known, stub
+    from pytest_trlcompat.trainers.curing import known, stub
 
     issues = known_issues.read(known_issues.SOURCE)
     reports = {name: upstream_reports.stored_report(issues[name]) for name in upstream_reports.reported()}

@@ -441,7 +441,7 @@ def lint(session: nox.Session) -> None:
         environment = PROJECT.tools("lint", group("lint"))
         workflows = check_workflows(ROOT, session.log)
         # By the stub mypy knows the names of the trainers' package; git has no copy of it.
-        stub = ["python", "-m", "pytest_trlcompat.trainers.stub"]
+        stub = ["python", "-m", "pytest_trlcompat.trainers.curing.stub"]
         PROJECT.run_all_in(environment, [stub, ["ruff", "check"], ["ruff", "format", "--check"], ["mypy"], *workflows])
 
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pytest_trlcompat.conformance import rows  # noqa: E402
-from pytest_trlcompat.trainers.kinds import TRAINERS as NAMES  # noqa: E402
+from pytest_trlcompat.trainers.curing.kinds import TRAINERS as NAMES  # noqa: E402
 from suites.in_rank import conformance  # noqa: E402
 from suites.in_rank.models import conformance_model, save_model  # noqa: E402
 

@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pytest_trlcompat.trainers.own_logits import _checking  # noqa: E402
+from pytest_trlcompat.trainers.logprobs.own_logits import _checking  # noqa: E402
 
 __all__ = ["main"]
 

@@ -1,32 +1,40 @@
 """Break one cure after the other, and check that its suite catches it: ``nox -s mutations [-- ID or CURE ...]``.
 
-``mutations.toml`` lists the faults. Each is planted in a copy of the checkout; then, in the environment of a cell, the
-issue's suite runs for the corrected trainer, or the project's own tests where no suite looks at what the fault changes.
-A fault is caught when the suite gives the corrected trainer another verdict than without the fault, or when a test
-fails that passes without it; a copy that cannot be imported catches nothing. Everything is first run without a fault,
-and must then be right.
+``mutations/`` lists the faults, a file for each folder: the topics of cures, their engine, the reference. A cure for
+which none is written has one all the same: it is left out of every kind of trainer. Each is planted in a copy of the
+checkout; then, in the environment of a cell, the issue's suite runs for the corrected trainer, or the project's own
+tests where no suite looks at what the fault changes. A fault is caught when the suite gives the corrected trainer
+another verdict than without the fault, or when a test fails that passes without it; a copy that cannot be imported
+catches nothing. Everything is first run without a fault, and must then be right.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from planting import copied_checkout, environment_of, outcomes_of_report, plant, run_pytest  # type: ignore[import-not-found]
+from planting import ROOT, copied_checkout, environment_of, outcomes_of_report, plant, run_pytest  # type: ignore[import-not-found]
 
-from pytest_trlcompat.catalog.verdict import Record, read_records
+from pytest_trlcompat.catalog import evidence, known_issues
+from pytest_trlcompat.catalog.issue import KnownIssue
+from pytest_trlcompat.catalog.verdict import Record, Verdict, read_records
 from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.matrix.parsing import read_matrix
+from pytest_trlcompat.trainers.curing import known
+from pytest_trlcompat.trainers.curing.names import MODULES, PLACES
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-FAULTS = Path(__file__).with_suffix(".toml")
+FAULTS = Path(__file__).with_suffix("")
+_NEEDED = (Verdict.BROKEN, Verdict.SILENT, Verdict.WASTEFUL)
+"""What a suite says of upstream where a cure is needed."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +82,57 @@ def main() -> int:
 
 
 def read_mutations() -> list[Mutation]:
-    with open(FAULTS, "rb") as file:
-        return [Mutation(**entry) for entry in tomllib.load(file)["mutation"]]
+    """Those that are written, and for each cure without one that which leaves it out.
+
+    Raises:
+        MatrixError: nothing is written for a cure, and no published cell shows that it is needed.
+    """
+    written = [mutation for path in sorted(FAULTS.glob("*.toml")) for mutation in _read(path)]
+    files = {mutation.file for mutation in written}
+    mixins = [name for name in MODULES if name.endswith("Mixin") and _file_of(name) not in files]
+    return [*written, *map(leaving_out, mixins)]
+
+
+def _read(path: Path) -> list[Mutation]:
+    with open(path, "rb") as file:
+        document = tomllib.load(file)
+    return [Mutation(**{**entry, "file": f"{document['folder']}/{entry['file']}"}) for entry in document["mutation"]]
+
+
+def _file_of(mixin: str) -> str:
+    return f"pytest_trlcompat/trainers/{MODULES[mixin].replace('.', '/')}.py"
+
+
+def leaving_out(mixin: str) -> Mutation:
+    """The fault that no kind of trainer gets a cure, in the newest published cell that needs it, a default one if any.
+
+    Raises:
+        MatrixError: the catalogue says of no such cell that an issue of this cure shows there.
+    """
+    issues, matrix = known_issues.load(), read_matrix(ROOT / "fixtures" / "matrix.toml")
+    cells = {cell.id: cell for cell in evidence.published().cells}
+    for cell in (*reversed(matrix.default()), *reversed(matrix.full())):
+        for issue in (issues[cured.id] for cured in known.issues_of(mixin)):
+            if cell.id in cells and _is_needed(issue, cells[cell.id].versions):
+                return Mutation(
+                    file=_file_of(mixin),
+                    old=f"_kinds: ClassVar = {PLACES[mixin]}",
+                    new="_kinds: ClassVar = {}",
+                    cell=" ".join(f"{package}={version}" for package, version in cell.pins.items()),
+                    why=f"leaves {mixin} out",
+                    issue=issue.id,
+                )
+    raise MatrixError(f"{mixin}: no published cell shows that it is needed; write a fault into {FAULTS.name}/")
+
+
+def _is_needed(issue: KnownIssue, versions: Mapping[str, str]) -> bool:
+    """Whether under one of its strategies upstream shows it with these versions, and the corrected trainer does not."""
+    for label in issue.labels():
+        upstream = issue.predict("upstream", label, versions)
+        corrected = issue.predict("corrected", label, versions)
+        if upstream and upstream.verdict in _NEEDED and corrected and corrected.verdict is Verdict.OK:
+            return True
+    return False
 
 
 def _is_caught(mutation: Mutation) -> bool:

@@ -18,7 +18,7 @@ __all__ = ["main"]
 COMMANDS = {
     "doctor": ("pytest_trlcompat.doctor.command", "which known issues affect a stack, and what cures them"),
     "issue": ("pytest_trlcompat.matrix.report.issue_command", "the page of a known issue, or known issues by words"),
-    "cures": ("pytest_trlcompat.trainers.command", "what each cure of a trainer does on the installed stack"),
+    "cures": ("pytest_trlcompat.trainers.curing.command", "what each cure of a trainer does on the installed stack"),
     "init-ci": ("pytest_trlcompat.ci.command", "a file for GitHub or GitLab that tests a project of yours"),
     "bisect": ("pytest_trlcompat.bisect.cli", "which release, package or commit broke or cured a verdict"),
 }

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.matrix.errors import MatrixError
+from pytest_trlcompat.trainers.curing.names import MODULES
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from mutations import Mutation, read_mutations  # type: ignore[import-not-found]  # noqa: E402 - needs the line above
+from mutations import FAULTS, Mutation, leaving_out, read_mutations  # type: ignore[import-not-found]  # noqa: E402 - needs the line above
 
 MUTATIONS = read_mutations()
 
@@ -26,10 +28,38 @@ def test_a_fault_can_be_planted(mutation: Mutation) -> None:
     )
 
 
-def test_every_cure_has_a_fault() -> None:
-    trainers = ROOT / "pytest_trlcompat" / "trainers"
-    cures = {path.stem for path in trainers.glob("*.py") if "Mixin(" in path.read_text()}
+def test_every_cure_has_a_fault_that_is_written_or_that_leaves_it_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cures = {module.rpartition(".")[2] for name, module in MODULES.items() if name.endswith("Mixin")}
+    assert len(cures) > 60
     assert cures - {one.cure for one in MUTATIONS} == set()
+    # Of cures whose topic has no file, as of a new one.
+    for path in FAULTS.glob("*.toml"):
+        if path.stem != "generation":
+            (tmp_path / path.name).write_text(path.read_text())
+    monkeypatch.setattr("mutations.FAULTS", tmp_path)
+    derived = {one.why: one.issue for one in read_mutations() if one.new.endswith("= {}")}
+    assert derived.items() >= {
+        ("leaves AssistantPrefixMixin out", "grpo-assistant-prefix"),
+        ("leaves CheckpointedGenerationMixin out", "grpo-checkpointed-generation"),
+        ("leaves SamplingMixin out", "grpo-sampling"),
+    }
+
+
+def test_the_fault_that_leaves_a_cure_out_is_looked_for_in_the_newest_cell_that_needs_it() -> None:
+    fault = leaving_out("ShiftedCountMixin")
+    assert fault == Mutation(
+        file="pytest_trlcompat/trainers/loss/shifted_count.py",
+        old='_kinds: ClassVar = {"trainer": 120}',
+        new="_kinds: ClassVar = {}",
+        cell="trl=1.16.0 transformers=5.23.0",
+        why="leaves ShiftedCountMixin out",
+        issue="sft-shifted-count",
+    )
+    test_a_fault_can_be_planted(fault)
+    with pytest.raises(MatrixError, match="OneDevicePerRankMixin: no published cell shows that it is needed; write a"):
+        leaving_out("OneDevicePerRankMixin")  # cures no entry of the catalogue
 
 
 def test_results_are_read_by_test(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 from pytest_trlcompat import __version__
 from pytest_trlcompat.catalog import index, known_issues, upstream_reports
-from pytest_trlcompat.trainers import known, names, stub
+from pytest_trlcompat.trainers.curing import known, names, stub
 
 ROOT = Path(__file__).resolve().parents[1]
 MADE = ("__init__.pyi", "known.json", "index.json", "*.md")
@@ -121,7 +121,7 @@ def test_a_checkout_that_nobody_has_built_is_read_as_it_is_and_nothing_is_writte
     before = files(checkout)
     program = (
         "import pytest_trlcompat, sys; from pytest_trlcompat import cli; "
-        "from pytest_trlcompat.trainers import known, names; "
+        "from pytest_trlcompat.trainers.curing import known, names; "
         "cured = known.issues_of('AbsolutePositionsMixin'); "
         "print(pytest_trlcompat.__file__, len(names.MODULES), cured[0].id); sys.exit(cli.main(['issue', cured[0].id]))"
     )

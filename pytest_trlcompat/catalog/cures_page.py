@@ -17,8 +17,8 @@ from pytest_trlcompat.catalog.fixed_releases import fixed_releases
 from pytest_trlcompat.catalog.issue import STRATEGIES, KnownIssue
 from pytest_trlcompat.catalog.remedies import cured_in, mixins, remedy
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.trainers.kinds import kind_named
-from pytest_trlcompat.trainers.names import names_of
+from pytest_trlcompat.trainers.curing.kinds import kind_named
+from pytest_trlcompat.trainers.curing.names import names_of
 
 __all__ = ["main", "page", "short_link"]
 

@@ -31,6 +31,7 @@ from pytest_trlcompat.catalog.issue import (
     measured_with,
 )
 from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.trainers.curing.names import module_named
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -312,13 +313,13 @@ def _issue(entry: Mapping[str, Any], written: Written) -> KnownIssue:
         severity=_severity(entry),
         upstream=_lines(entry, "upstream"),
         suite=_line(entry, "suite"),
-        cure=_line(entry, "cure", may_be_empty=True),
+        cure=module_named(_line(entry, "cure", may_be_empty=True)),
         symptoms=tuple(_symptom(raw) for raw in entry.get("symptom", [])),
         predictions=tuple(_predictions([*absences, *entry["prediction"]], len(absences), written.entries)),
         strategies=(*_lines(entry, "strategies", default=()), *_labels_of_settings(entry.get("settings", {}))),
         needs=_lines(entry, "needs", default=()),
         without_trainer=_lines(entry, "without_trainer", default=()),
-        cure_with=_lines(entry, "cure_with", default=()),
+        cure_with=tuple(map(module_named, _lines(entry, "cure_with", default=()))),
         workaround=_line(entry, "workaround") if "workaround" in entry else "",
         trainers=_trainers(entry),
         differences=tuple(_difference(raw) for raw in entry.get("difference", [])),

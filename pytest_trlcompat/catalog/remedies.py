@@ -14,9 +14,9 @@ from pytest_trlcompat.catalog.issue import TRAINERS as MEASURED
 from pytest_trlcompat.catalog.ranges import Range, at
 from pytest_trlcompat.catalog.regions import Domain
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.trainers.kinds import TRAINERS
-from pytest_trlcompat.trainers.known import mixins_of
-from pytest_trlcompat.trainers.names import MODULES, names_of
+from pytest_trlcompat.trainers.curing.kinds import TRAINERS
+from pytest_trlcompat.trainers.curing.known import mixins_of
+from pytest_trlcompat.trainers.curing.names import MODULES, names_of
 
 __all__ = ["CORRECTED", "cured_in", "mixins", "own_trainer", "remedy"]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pytest_trlcompat.checks._models import unwrapped
 from pytest_trlcompat.checks._ranks import CheckError, OddError, together
-from pytest_trlcompat.trainers.logits_to_keep import KEYWORDS, dropout_off, logits_keyword
+from pytest_trlcompat.trainers.logprobs.logits_to_keep import KEYWORDS, dropout_off, logits_keyword
 
 __all__ = ["LogitsCalls", "check_logits"]
 

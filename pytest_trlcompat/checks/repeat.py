@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_trlcompat.checks._ranks import CheckError, together
-from pytest_trlcompat.trainers.logits_to_keep import dropout_off
+from pytest_trlcompat.trainers.logprobs.logits_to_keep import dropout_off
 
 __all__ = ["check_repeatable"]
 

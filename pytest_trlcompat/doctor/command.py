@@ -23,7 +23,7 @@ from pytest_trlcompat.doctor.diagnosis import diagnose
 from pytest_trlcompat.doctor.request import read_stack_spec
 from pytest_trlcompat.doctor.stack_spec import StackSpecError
 from pytest_trlcompat.doctor.text import show
-from pytest_trlcompat.trainers.kinds import TRAINERS
+from pytest_trlcompat.trainers.curing.kinds import TRAINERS
 
 __all__ = ["AFFECTED", "CLEAR", "UNUSABLE", "main"]
 

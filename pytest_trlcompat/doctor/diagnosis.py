@@ -33,7 +33,7 @@ from pytest_trlcompat.doctor.python import other_python
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 from pytest_trlcompat.doctor.torch import other_torch
 from pytest_trlcompat.doctor.unmeasured import unmeasured_releases
-from pytest_trlcompat.trainers.kinds import TRAINERS
+from pytest_trlcompat.trainers.curing.kinds import TRAINERS
 
 __all__ = ["ApplicableIssue", "Diagnosis", "check_trainer", "diagnose"]
 

@@ -10,6 +10,7 @@ import functools
 import gc
 import importlib
 import importlib.metadata
+import pkgutil
 import sys
 import threading
 import time
@@ -74,8 +75,9 @@ _MODULES = (
     "trl.trainer.ppo_trainer",
     "trl.experimental.ppo",
     "pytest_trlcompat.tiny",
-    "pytest_trlcompat.trainers.grpo",
-    "pytest_trlcompat.trainers.ppo",
+    "pytest_trlcompat.trainers.corrected:GRPOTrainer",
+    "pytest_trlcompat.trainers.corrected:PPOTrainer",
+    "pytest_trlcompat.trainers.ppo.ppo_config",
     "pytest_trlcompat.launch.proof",
 )
 
@@ -115,7 +117,7 @@ def preload(
     with cuda.without_initialization() if may_have_cuda else contextlib.nullcontext():
         for name in modules:
             try:
-                importlib.import_module(name)
+                pkgutil.resolve_name(name if ":" in name else f"{name}:")
             except Exception as error:
                 errors[name] = f"{type(error).__name__}: {error}"
             if may_have_cuda:

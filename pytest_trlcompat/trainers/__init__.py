@@ -2,12 +2,14 @@
 
     from pytest_trlcompat.trainers import GRPOTrainer
 
-One module per cure, each usable alone, as functions or as a mixin in front of your own subclass of TRL's trainer::
+One module per cure, in a folder for its topic, each usable alone, as functions or as a mixin in front of your own
+subclass of TRL's trainer::
 
     class MyTrainer(LogitsToKeepMixin, trl.GRPOTrainer): ...
 
 Importing this package imports nothing of the stack; asking it for a name does. No module here imports pytest or any
-other part of the harness, so that users can train with them. Its names are what its modules export; see ``stub``.
+other part of the harness, so that users can train with them. Its names are what its modules export; see
+``curing.names``.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from pytest_trlcompat.trainers.names import MODULES
+from pytest_trlcompat.trainers.curing.names import MODULES
 
-# Without those of ``ppo``, which some releases of TRL have not: importing everything must not fail for that.
-__all__ = [name for name, module in MODULES.items() if module != "ppo"]
+# Some releases of TRL have no PPO: importing everything must not fail for that.
+__all__ = [name for name in MODULES if name not in ("PPOConfig", "PPOTrainer")]
 
 
 def __getattr__(name: str) -> Any:

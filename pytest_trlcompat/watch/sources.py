@@ -15,8 +15,9 @@ from pytest_trlcompat.accelerator import decision_table, decisions
 from pytest_trlcompat.conformance import fields, walk
 from pytest_trlcompat.matrix.covering.releases import Release
 from pytest_trlcompat.matrix.files import write_whole
-from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers.points_in_sources import defines
+from pytest_trlcompat.trainers.curing.declared_points import all_points
+from pytest_trlcompat.trainers.curing.patching import PatchPoint
+from pytest_trlcompat.trainers.curing.points_in_sources import defines
 
 __all__ = ["keep_remarks", "read_remarks", "remarks"]
 
@@ -52,10 +53,12 @@ def read_remarks(path: Path) -> list[str]:
 
 
 def _moved_points(release: Release, folder: Path) -> Iterator[str]:
-    points = dict.fromkeys(point for _, point in patch_points.all_points())
-    for point in points:
+    cures: dict[PatchPoint, list[str]] = {}
+    for cure, point in all_points():
+        cures.setdefault(point, []).append(cure)
+    for point, names in cures.items():
         if point.package == release.package and point.exists_in(release.version) and not defines(folder, point):
-            yield f"{point.where} is gone, and cures change it: see pytest_trlcompat/trainers/patch_points.py"
+            yield f"{point.where} is gone, and cures change it: see _points of {', '.join(names)}"
 
 
 def _unknown_fields(release: Release, folder: Path) -> Iterator[str]:

@@ -261,7 +261,7 @@ def _direct(subject: str, trainer: Any, model: Any) -> dict[str, Any]:
     """Hooks before, during and after a direct use of the subject's function on ``model``, bare or an engine."""
     from trl.models import utils
 
-    from pytest_trlcompat.trainers import zero3_generation
+    from pytest_trlcompat.trainers.deepspeed import zero3_generation
 
     unwrap = (zero3_generation if subject == "corrected" else utils).unwrap_model_for_generation
     before = live_hooks(trainer.model)

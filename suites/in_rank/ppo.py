@@ -40,7 +40,7 @@ class Models:
 def trainer_class(subject: str) -> type:
     """TRL's PPO trainer wherever this release keeps it, or the corrected one."""
     from pytest_trlcompat import trainers
-    from pytest_trlcompat.trainers._ppo import ppo_trainer_class
+    from pytest_trlcompat.trainers.curing.trl_ppo import ppo_trainer_class
 
     chosen: type = trainers.PPOTrainer if subject == "corrected" else ppo_trainer_class()
     return chosen
@@ -148,7 +148,7 @@ def config(cls: Any = None, /, **settings: Any) -> Any:
 def config_class(subject: str) -> Any:
     """The subject's own configuration: TRL's, or the corrected one."""
     from pytest_trlcompat import trainers
-    from pytest_trlcompat.trainers._ppo import ppo_config_class
+    from pytest_trlcompat.trainers.curing.trl_ppo import ppo_config_class
 
     return trainers.PPOConfig if subject == "corrected" else ppo_config_class()
 

@@ -131,7 +131,7 @@ def _watched_functions(trainer: Any, found: OnPolicyRecording) -> Iterator[None]
 
     import torch
 
-    from pytest_trlcompat.trainers._ppo import ppo_trainer_class
+    from pytest_trlcompat.trainers.curing.trl_ppo import ppo_trainer_class
 
     module = sys.modules[inspect.unwrap(ppo_trainer_class().train).__module__]
     expected = "logprobs"

@@ -24,7 +24,7 @@ wrong = "s"
 severity = "weights"
 upstream = ["https://example.org/1"]
 suite = "test_one.py"
-cure = "pytest_trlcompat.trainers.one"
+cure = "resuming"
 workaround = "r"
 [[issue.symptom]]
 type = "RuntimeError"

@@ -13,7 +13,7 @@ from pytest_trlcompat.catalog.fixed_releases import fixed_releases
 from pytest_trlcompat.catalog.ranges import at
 from pytest_trlcompat.catalog.remedies import cured_in, mixins, own_trainer, remedy
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.trainers.kinds import KINDS, TRAINERS, kind_named
+from pytest_trlcompat.trainers.curing.kinds import KINDS, TRAINERS, kind_named
 
 TRAIN = "train with pytest_trlcompat.trainers."
 

@@ -101,7 +101,7 @@ def test_the_page_of_an_issue_says_who_is_affected_how_it_shows_and_what_cures_i
     )
     cures = section(page, "What cures it")
     assert cures[:3] == [
-        "- In this package: `pytest_trlcompat.trainers.logits_to_keep`",
+        "- In this package: `pytest_trlcompat.trainers.logprobs.logits_to_keep`",
         "- Not needed from: trl 0.15 with transformers 4.49, trl 0.20 (single-neither)",
         "- Measured with the corrected trainers: 2 ok",
     ]

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers._patching import PatchPoint
-from pytest_trlcompat.trainers.points_in_sources import defines
+from pytest_trlcompat.trainers.curing.declared_points import all_points
+from pytest_trlcompat.trainers.curing.patching import PatchPoint
+from pytest_trlcompat.trainers.curing.points_in_sources import defines
 
 FOLDER = os.environ.get("TRLCOMPAT_RELEASES")
 RELEASES = sorted(path.name for path in Path(FOLDER).iterdir() if "==" in path.name) if FOLDER else []
 POINTS = [
     pytest.param(point, id=f"{point.where}{point.releases}")
-    for point in dict.fromkeys(point for _, point in patch_points.all_points())
+    for point in dict.fromkeys(point for _, point in all_points())
     if point.package != "torch"  # several gigabytes a release; tests/stack look at the installed one
 ]
 

@@ -17,7 +17,7 @@ FSDP2 = ("fsdp2", {"state_dict_type": "SHARDED_STATE_DICT"})
 
 def describe(trainer: Any) -> dict[str, Any]:
     """The reference model as a rank sees it."""
-    from pytest_trlcompat.trainers.fsdp_ref_model import is_sharded
+    from pytest_trlcompat.trainers.fsdp.fsdp_ref_model import is_sharded
 
     ref_model, device = trainer.ref_model, trainer.accelerator.device
     parameters = list(ref_model.parameters())

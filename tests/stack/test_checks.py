@@ -275,7 +275,7 @@ def ask_for_logits(folder: str) -> dict[str, Any]:
     """What the check reports in a training: of the model as it is, with a keyword that it ignores, and modified."""
     from pytest_trlcompat.checks import check_logits
     from pytest_trlcompat.checks._models import unwrapped
-    from pytest_trlcompat.trainers.logits_to_keep import KEYWORDS, logits_keyword
+    from pytest_trlcompat.trainers.logprobs.logits_to_keep import KEYWORDS, logits_keyword
 
     trainer = build(folder, max_steps=1, save_strategy="no")
     trainer.train()

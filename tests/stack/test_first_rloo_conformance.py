@@ -123,8 +123,8 @@ def cures_of_classes(model: tiny.TinyModel) -> list[Any]:
     from trl.trainer.rloo_trainer import RLOOTrainer
 
     from pytest_trlcompat import trainers
-    from pytest_trlcompat.trainers.compose import kind_of
-    from pytest_trlcompat.trainers.kinds import KINDS
+    from pytest_trlcompat.trainers.curing.compose import kind_of
+    from pytest_trlcompat.trainers.curing.kinds import KINDS
 
     own = [each.__name__ for each in trainers.RLOOTrainer.__mro__]
     kind = kind_of(RLOOTrainer)

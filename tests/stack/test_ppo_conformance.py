@@ -42,7 +42,7 @@ def planted(fault: str, model: tiny.TinyModel, setting: Mapping[str, Any]) -> di
 
     import torch
 
-    from pytest_trlcompat.trainers._ppo import ppo_trainer_class
+    from pytest_trlcompat.trainers.curing.trl_ppo import ppo_trainer_class
 
     module = sys.modules[inspect.unwrap(ppo_trainer_class().train).__module__]
     whiten, reward, mean = module.masked_whiten, module.get_reward, module.masked_mean

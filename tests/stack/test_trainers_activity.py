@@ -18,8 +18,8 @@ from pytest_trlcompat.catalog.remedies import mixins
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.cli import main
 from pytest_trlcompat.launch import Launcher
-from pytest_trlcompat.trainers._cure import Cure
-from pytest_trlcompat.trainers.kinds import KINDS
+from pytest_trlcompat.trainers.curing.cure import Cure
+from pytest_trlcompat.trainers.curing.kinds import KINDS
 
 pytest.importorskip("trl")
 

@@ -16,7 +16,7 @@ peft = pytest.importorskip("peft")
 from pytest_trlcompat import stack, tiny  # noqa: E402 - needs the stack
 from pytest_trlcompat.launch import Launcher  # noqa: E402 - needs the stack
 from pytest_trlcompat.trainers import CureError, cured  # noqa: E402 - needs the stack
-from pytest_trlcompat.trainers.adapter_reference import AdapterReferenceMixin  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers.adapters.adapter_reference import AdapterReferenceMixin  # noqa: E402 - needs the stack
 
 RELEASE = Version(stack.installed()["trl"])
 needs_cure = pytest.mark.skipif(Version("0.27") <= RELEASE, reason="other releases keep the adapter themselves")
@@ -153,7 +153,7 @@ def test_where_trl_keeps_the_adapter_nothing_is_changed(tmp_path: Path) -> None:
 
 
 def test_a_copy_has_the_same_weights_and_dtypes_and_is_not_trained() -> None:
-    from pytest_trlcompat.trainers.adapter_reference import _add_copy
+    from pytest_trlcompat.trainers.adapters.adapter_reference import _add_copy
 
     policy = adapted(modules_to_save=["norm"])
     for name, parameter in policy.named_parameters():
@@ -171,7 +171,7 @@ def test_a_copy_has_the_same_weights_and_dtypes_and_is_not_trained() -> None:
 
 
 def test_what_cannot_have_a_copy_is_refused() -> None:
-    from pytest_trlcompat.trainers.adapter_reference import _add_copy
+    from pytest_trlcompat.trainers.adapters.adapter_reference import _add_copy
 
     several = adapted()
     several.add_adapter("other", several.peft_config["default"])
@@ -187,7 +187,7 @@ def test_what_cannot_have_a_copy_is_refused() -> None:
 
 
 def test_a_second_training_has_a_copy_of_what_the_first_one_made() -> None:
-    from pytest_trlcompat.trainers.adapter_reference import _add_copy
+    from pytest_trlcompat.trainers.adapters.adapter_reference import _add_copy
 
     policy = adapted()
     _add_copy(policy)

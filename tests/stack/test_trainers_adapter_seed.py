@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 
 from pytest_trlcompat import tiny  # noqa: E402 - needs the stack
 from pytest_trlcompat.trainers import cured  # noqa: E402 - needs the stack
-from pytest_trlcompat.trainers.adapter_seed import AdapterSeedMixin  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers.adapters.adapter_seed import AdapterSeedMixin  # noqa: E402 - needs the stack
 
 MODULE = "trl.trainer.of_this_test"
 CONFIG: Any = object()

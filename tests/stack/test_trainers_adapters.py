@@ -40,7 +40,7 @@ def sharded(model: Any) -> Any:
 def names_under_fsdp1() -> dict[str, Any]:
     from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
 
-    from pytest_trlcompat.trainers.fsdp_adapter_save import keys_of_the_state_dict, names_of_the_state_dict
+    from pytest_trlcompat.trainers.fsdp.fsdp_adapter_save import keys_of_the_state_dict, names_of_the_state_dict
 
     model = sharded(adapted())
     wrapped = [name for name, _ in model.named_modules()]
@@ -190,12 +190,12 @@ def test_peft_splits_nothing_that_it_cannot(
 ) -> None:
     from peft.utils import save_and_load
 
-    from pytest_trlcompat.trainers import adapter_loading, patch_points
+    from pytest_trlcompat.trainers.adapters import adapter_loading
 
     def split(model: Any, state_dict: Any, adapter_name: str) -> None:
         raise ImportError("cannot import name 'EmbeddingParallel'")
 
-    name = patch_points.PEFT_SHARDING.name
+    name = adapter_loading.PEFT_SHARDING.name
     monkeypatch.setattr(save_and_load, name, split, raising=False)
     monkeypatch.setattr(adapter_loading, "_can_be_split", lambda: splits)
     model = adapted()
@@ -215,7 +215,7 @@ def test_peft_splits_nothing_that_it_cannot(
 
 
 def test_what_transformers_has_is_found() -> None:
-    from pytest_trlcompat.trainers import adapter_loading
+    from pytest_trlcompat.trainers.adapters import adapter_loading
 
     has = stack.satisfied({"transformers": ">=5.1,<5.16,!=5.10.*"}, stack.installed())
     assert adapter_loading._can_be_split() == has
@@ -227,7 +227,7 @@ def test_what_transformers_has_is_found() -> None:
 def generate_under_fsdp2() -> dict[str, Any]:
     import torch
 
-    from pytest_trlcompat.trainers.fsdp_adapter_generation import gather_to_generate
+    from pytest_trlcompat.trainers.fsdp.fsdp_adapter_generation import gather_to_generate
 
     model = adapted()
     prompt = torch.tensor([[3, 4, 5, 6]])
@@ -251,7 +251,7 @@ def test_adapters_generate_under_fsdp2(launch: Launcher) -> None:
 
 
 def test_what_is_not_sharded_is_refused() -> None:
-    from pytest_trlcompat.trainers.fsdp_adapter_generation import gather_to_generate
+    from pytest_trlcompat.trainers.fsdp.fsdp_adapter_generation import gather_to_generate
 
     with pytest.raises(ValueError, match="FSDP2 has not sharded this PeftModelForCausalLM; call fully_shard first"):
         gather_to_generate(adapted())

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.trainers import CureError
-from pytest_trlcompat.trainers.assistant_prefix import AssistantPrefixMixin
+from pytest_trlcompat.trainers.generation.assistant_prefix import AssistantPrefixMixin
 
 needs_render = pytest.mark.skipif(
     Version(stack.installed().get("transformers", "0")) < Version("4.56"),

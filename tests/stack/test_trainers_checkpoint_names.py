@@ -12,7 +12,7 @@ import torch
 
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.trainers import CheckpointNamesMixin, CureError
-from pytest_trlcompat.trainers.checkpoint_names import load_weights, saved_names
+from pytest_trlcompat.trainers.checkpoints.checkpoint_names import load_weights, saved_names
 
 IDS = list(range(5, 13))
 EXPERTS_RENAMED = stack.satisfied({"transformers": ">=5"}, stack.installed())

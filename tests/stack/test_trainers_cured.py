@@ -22,10 +22,11 @@ transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
 from pytest_trlcompat import trainers  # noqa: E402 - needs the stack
-from pytest_trlcompat.trainers import CureError, cured, patch_points  # noqa: E402 - needs the stack
-from pytest_trlcompat.trainers._cure import check_points  # noqa: E402 - needs the stack
-from pytest_trlcompat.trainers._patching import PatchPoint  # noqa: E402 - needs the stack
-from pytest_trlcompat.trainers.kinds import KINDS  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers import CureError, cured  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers.curing.cure import check_points  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers.curing.declared_points import all_points  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers.curing.kinds import KINDS  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers.curing.patching import PatchPoint  # noqa: E402 - needs the stack
 
 TRAINER: Any = transformers.Trainer
 GRPO_TRAINER: Any = getattr(trl, "GRPOTrainer", object)
@@ -160,7 +161,7 @@ def test_a_made_class_is_pickled_by_what_it_was_made_of() -> None:
 
 @pytest.mark.parametrize("name", ["curd", "cured()", "cured(transformers/trainer)"])
 def test_names_of_no_made_class_are_not_there(name: str) -> None:
-    from pytest_trlcompat.trainers import compose
+    from pytest_trlcompat.trainers.curing import compose
 
     with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}")):
         getattr(compose, name)
@@ -176,7 +177,7 @@ def test_a_point_that_upstream_has_renamed_is_an_error_before_anything_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     renamed = PatchPoint("transformers.trainer:Trainer.save_model_as_it_was_called")
-    monkeypatch.setattr(patch_points, "POINTS", {**patch_points.POINTS, "FSDPSaveMixin": (renamed,)})
+    monkeypatch.setattr(trainers.FSDPSaveMixin, "_points", (renamed,))
     made = cured(Mine)
     version = transformers.__version__
     with pytest.raises(CureError, match=rf"FSDPSaveMixin with transformers {version}: looked for .*as_it_was_called"):
@@ -189,9 +190,9 @@ def test_a_point_that_upstream_has_renamed_is_an_error_before_anything_is_built(
 
 def test_every_point_is_there_in_the_installed_stack() -> None:
     """Against the installed releases, torch's too; all locked releases of the others: ``nox -s points``."""
-    from pytest_trlcompat.trainers._patching import expected, owner_of
+    from pytest_trlcompat.trainers.curing.patching import expected, owner_of
 
-    found = [point for mixin, point in patch_points.all_points() if expected(point) and owner_of(point, mixin)]
+    found = [point for mixin, point in all_points() if expected(point) and owner_of(point, mixin)]
     assert len(found) > 30
 
 
@@ -316,7 +317,7 @@ def test_a_trainer_does_not_need_what_another_ones_module_cannot_import(tmp_path
         "sys.meta_path.insert(0, Broken())\n"
         "import trl\n"
         "from pytest_trlcompat.trainers import cured\n"
-        "from pytest_trlcompat.trainers._cure import check_points\n"
+        "from pytest_trlcompat.trainers.curing.cure import check_points\n"
         "made = cured(trl.SFTTrainer)\n"
         "check_points(made)\n"
         "print([cure.name for cure in made.cures if 'name LLM' in cure.reason])\n"

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 from pytest_trlcompat import stack, tiny  # noqa: E402 - needs the stack
 from pytest_trlcompat.launch import Launcher  # noqa: E402
-from pytest_trlcompat.trainers.decayed_norms import DecayedNormsMixin  # noqa: E402
+from pytest_trlcompat.trainers.setup.decayed_norms import DecayedNormsMixin  # noqa: E402
 
 WEIGHTS = ("embed_tokens.weight", "q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight")
 WEIGHTS_OF_THE_MLP = ("gate_proj.weight", "up_proj.weight", "down_proj.weight", "lm_head.weight")

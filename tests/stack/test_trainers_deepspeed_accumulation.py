@@ -14,11 +14,11 @@ import pytest
 torch = pytest.importorskip("torch")
 deepspeed = pytest.importorskip("deepspeed")
 
-from pytest_trlcompat.trainers.deepspeed_accumulation import (  # noqa: E402 - part of the stack
+from pytest_trlcompat.trainers.deepspeed.deepspeed_accumulation import (  # noqa: E402 - part of the stack
     DeepSpeedAccumulationMixin,
     repair_accumulation,
 )
-from pytest_trlcompat.trainers.ppo_accumulation import PPOAccumulationMixin  # noqa: E402 - part of the stack
+from pytest_trlcompat.trainers.ppo.ppo_accumulation import PPOAccumulationMixin  # noqa: E402 - part of the stack
 
 STEPS = 4
 DATA = [1.0, 2.0, 4.0, 8.0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat.trainers.deepspeed_evaluation import DeepSpeedEvaluationMixin, remove_deepspeed_hooks
+from pytest_trlcompat.trainers.deepspeed.deepspeed_evaluation import DeepSpeedEvaluationMixin, remove_deepspeed_hooks
 
 
 class Base:

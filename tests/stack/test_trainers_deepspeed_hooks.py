@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat.trainers.deepspeed_hooks import DeepSpeedHooksMixin, _working, add_hooks, forget_trace
+from pytest_trlcompat.trainers.deepspeed.deepspeed_hooks import DeepSpeedHooksMixin, _working, add_hooks, forget_trace
 
 NAMES = ("_register_deepspeed_module", "_register_hooks_recursively")
 

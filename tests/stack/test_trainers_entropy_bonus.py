@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 grpo_trainer = pytest.importorskip("trl.trainer.grpo_trainer")
 accelerate = pytest.importorskip("accelerate")
 
-from pytest_trlcompat.trainers.entropy_bonus import EntropyBonusMixin  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers.loss.entropy_bonus import EntropyBonusMixin  # noqa: E402 - needs the stack
 
 MASK = [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
 COEFFICIENT, STEPS, TOKENS = 0.5, 2, 16.0

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from pytest_trlcompat.trainers.evaluation import EvaluationMixin, _lacks_prediction_step
+from pytest_trlcompat.trainers.evaluation.evaluation import EvaluationMixin, _lacks_prediction_step
 
 
 class Base:

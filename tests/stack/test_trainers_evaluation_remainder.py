@@ -12,7 +12,7 @@ data_loader = pytest.importorskip("accelerate.data_loader")
 datasets = pytest.importorskip("datasets")
 
 from pytest_trlcompat.trainers import CureError  # noqa: E402 - part of the stack
-from pytest_trlcompat.trainers.evaluation_remainder import EvaluationRemainderMixin  # noqa: E402 - part of the stack
+from pytest_trlcompat.trainers.evaluation.evaluation_remainder import EvaluationRemainderMixin  # noqa: E402 - part of the stack
 
 
 def trainer(sampler: Any, loop: Any) -> Any:

@@ -285,7 +285,7 @@ def test_upstream_needs_the_cure_where_we_say_so(launch: Launcher, model: tiny.T
 def test_the_cures_know_what_the_installed_trl_can() -> None:
     import trl
 
-    from pytest_trlcompat.trainers._upstream import class_uses, function_uses
+    from pytest_trlcompat.trainers.curing.upstream import class_uses, function_uses
 
     module = import_module("trl.trainer.grpo_trainer")
 

@@ -9,7 +9,7 @@ import pytest
 
 accelerate = pytest.importorskip("accelerate")
 
-from pytest_trlcompat.trainers.fsdp2_grad_norm import FSDP2GradNormMixin  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers.fsdp.fsdp2_grad_norm import FSDP2GradNormMixin  # noqa: E402 - needs the stack
 
 Accelerator: Any = accelerate.Accelerator
 

@@ -124,7 +124,7 @@ def test_a_policy_is_taken_away_while_something_is_sharded() -> None:
     torch = pytest.importorskip("torch", minversion="2.6")
     from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
-    from pytest_trlcompat.trainers.fsdp2_outputs import outputs_as_computed
+    from pytest_trlcompat.trainers.fsdp.fsdp2_outputs import outputs_as_computed
 
     def meanwhile(policy: Any) -> Any:
         plugin = SimpleNamespace(mixed_precision_policy=policy)
@@ -154,8 +154,8 @@ def test_a_policy_is_taken_away_while_something_is_sharded() -> None:
 
 
 def test_a_function_that_shards_otherwise_is_refused() -> None:
-    from pytest_trlcompat.trainers.errors import CureError
-    from pytest_trlcompat.trainers.fsdp2_outputs import _as_computed
+    from pytest_trlcompat.trainers.curing.errors import CureError
+    from pytest_trlcompat.trainers.fsdp.fsdp2_outputs import _as_computed
 
     def fsdp2_prepare_model(model: Any, mesh: Any) -> Any:
         return model, mesh

@@ -28,7 +28,7 @@ def accumulate(cured: bool, middle: bool) -> dict[str, list[float]]:
     from torch import nn
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-    from pytest_trlcompat.trainers.fsdp_gradients import forget_zeroed_gradients
+    from pytest_trlcompat.trainers.fsdp.fsdp_gradients import forget_zeroed_gradients
 
     def build() -> nn.Sequential:
         torch.manual_seed(0)
@@ -91,7 +91,7 @@ def test_it_acts_for_models_that_are_wrapped_so_only(
 
     from torch.distributed.fsdp import ShardingStrategy
 
-    from pytest_trlcompat.trainers import fsdp_gradients
+    from pytest_trlcompat.trainers.fsdp import fsdp_gradients
 
     module = import_module("trl.trainer.grpo_trainer")
 

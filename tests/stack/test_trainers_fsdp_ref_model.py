@@ -32,7 +32,7 @@ def shard(model: tiny.TinyModel, compiled: bool = False) -> dict[str, Any]:
     import torch
     from accelerate import Accelerator
 
-    from pytest_trlcompat.trainers.fsdp_ref_model import shard_reference_model
+    from pytest_trlcompat.trainers.fsdp.fsdp_ref_model import shard_reference_model
 
     accelerator = Accelerator(**({"dynamo_backend": "aot_eager"} if compiled else {}))
     whole = model.new_model()
@@ -80,7 +80,7 @@ def test_a_sharded_reference_model_computes_what_the_whole_one_does(
 def shard_without_fsdp() -> str:
     from accelerate import Accelerator
 
-    from pytest_trlcompat.trainers.fsdp_ref_model import shard_reference_model
+    from pytest_trlcompat.trainers.fsdp.fsdp_ref_model import shard_reference_model
 
     try:
         shard_reference_model(tiny.qwen2().new_model(), Accelerator())
@@ -99,7 +99,7 @@ def test_upstream_prepares_the_reference_model_under_fsdp1_alone(monkeypatch: py
     from accelerate.utils import DistributedType
     from torch import nn
 
-    from pytest_trlcompat.trainers import fsdp_ref_model
+    from pytest_trlcompat.trainers.fsdp import fsdp_ref_model
 
     monkeypatch.setattr(fsdp_ref_model, "shard_reference_model", lambda model, accelerator: "ours")
     prepare_fsdp = fsdp_ref_model._prepare_fsdp_of_both_versions(lambda model, accelerator: nn.Identity())
@@ -262,7 +262,7 @@ SPREAD = SimpleNamespace(hf_device_map={"model.layers.0": 0, "model.layers.1": 1
 def test_models_are_spread_over_devices_only_with_the_policy(
     monkeypatch: pytest.MonkeyPatch, processes: int, policy: Any, keywords: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    from pytest_trlcompat.trainers import device_map
+    from pytest_trlcompat.trainers.setup import device_map
 
     monkeypatch.setattr(device_map, "PartialState", lambda: SimpleNamespace(num_processes=processes))
     load = device_map._without_device_map(policy, lambda path, **kwargs: (path, kwargs))
@@ -272,11 +272,13 @@ def test_models_are_spread_over_devices_only_with_the_policy(
 def test_a_trainers_own_module_is_reached_too() -> None:
     import trl
 
-    from pytest_trlcompat.trainers import cured, patch_points
-    from pytest_trlcompat.trainers._upstream import points_of
+    from pytest_trlcompat.trainers import cured
+    from pytest_trlcompat.trainers.curing import patch_points
+    from pytest_trlcompat.trainers.curing.upstream import points_of
+    from pytest_trlcompat.trainers.setup import device_map
 
     module = trl.DPOTrainer.__module__
-    for point in (patch_points.PREPARE_FSDP, patch_points.CREATE_MODEL):
+    for point in (patch_points.PREPARE_FSDP, device_map.CREATE_MODEL):
         found = {one.module for one in points_of(cured(trl.DPOTrainer), point)}
         modules = {"trl.trainer.grpo_trainer", module}
         assert found == {name for name in modules if hasattr(sys.modules.get(name), point.name)}

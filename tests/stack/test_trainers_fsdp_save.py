@@ -177,7 +177,7 @@ def gather(cured: bool, strategy: str) -> dict[str, Any]:
     import torch
     from accelerate import Accelerator
 
-    from pytest_trlcompat.trainers.fsdp_save import gathered_for_rank_0
+    from pytest_trlcompat.trainers.fsdp.fsdp_save import gathered_for_rank_0
 
     deep = tiny.qwen2(num_hidden_layers=10, hidden_size=64, tie_word_embeddings=True)
     accelerator, whole = Accelerator(), deep.new_model()
@@ -231,7 +231,7 @@ def test_fsdp1s_root_is_asked_also_where_accelerate_would_unwrap_it(version: int
     """Accelerate 0.34.0 to 0.34.2 saves 120 of the 123 tensors above rightly; 0.33.0 and 1.0.0 save all."""
     from accelerate.utils import DistributedType
 
-    from pytest_trlcompat.trainers import fsdp_save
+    from pytest_trlcompat.trainers.fsdp import fsdp_save
 
     told: list[bool] = []
     plugin = SimpleNamespace(fsdp_version=version)

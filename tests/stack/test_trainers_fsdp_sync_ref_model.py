@@ -25,8 +25,8 @@ def mix(cured: bool, axis: str) -> dict[str, Any]:
     from torch.distributed.fsdp._flat_param import FlatParamHandle
     from trl.trainer.callbacks import SyncRefModelCallback
 
-    from pytest_trlcompat.trainers.errors import CureError
-    from pytest_trlcompat.trainers.fsdp_sync_ref_model import FSDPSyncRefModelCallback, mix_parameters
+    from pytest_trlcompat.trainers.curing.errors import CureError
+    from pytest_trlcompat.trainers.fsdp.fsdp_sync_ref_model import FSDPSyncRefModelCallback, mix_parameters
 
     one, other = (tiny.qwen2(seed=seed, initializer_range=0.1) for seed in (0, 1))
     accelerator = Accelerator()
@@ -130,7 +130,8 @@ def test_models_that_fsdp1_did_not_shard_are_left_to_trl(monkeypatch: pytest.Mon
 def test_one_model_that_is_whole_is_refused_when_a_training_begins(monkeypatch: pytest.MonkeyPatch, whole: str) -> None:
     import torch
 
-    from pytest_trlcompat.trainers import CureError, FSDPSyncRefModelCallback, fsdp_sync_ref_model
+    from pytest_trlcompat.trainers import CureError, FSDPSyncRefModelCallback
+    from pytest_trlcompat.trainers.fsdp import fsdp_sync_ref_model
 
     models = {"policy": torch.nn.Linear(1, 1), "reference model": torch.nn.Linear(1, 1)}
     monkeypatch.setattr(fsdp_sync_ref_model, "keeps_gathered_parameters", lambda model: model is not models[whole])

@@ -14,12 +14,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-from pytest_trlcompat.trainers._cure import Activity  # noqa: E402 - needs torch
-from pytest_trlcompat.trainers.checkpointed_generation import (  # noqa: E402 - needs torch
+from pytest_trlcompat.trainers.curing.cure import Activity  # noqa: E402 - needs torch
+from pytest_trlcompat.trainers.generation.checkpointed_generation import (  # noqa: E402 - needs torch
     CheckpointedGenerationMixin,
     gradient_checkpointing_off,
 )
-from pytest_trlcompat.trainers.sampling import (  # noqa: E402 - needs torch
+from pytest_trlcompat.trainers.generation.sampling import (  # noqa: E402 - needs torch
     SamplingMixin,
     sampling_preferences_set_aside,
 )
@@ -158,7 +158,9 @@ def test_a_function_that_two_modules_share_is_changed_once(users: Any, monkeypat
         entered.append(model)
         yield
 
-    monkeypatch.setattr("pytest_trlcompat.trainers.checkpointed_generation.gradient_checkpointing_off", counted)
+    monkeypatch.setattr(
+        "pytest_trlcompat.trainers.generation.checkpointed_generation.gradient_checkpointing_off", counted
+    )
     module: Any = import_module("trl.trainer.grpo_trainer")
     monkeypatch.setattr(module, "unwrap_model_for_generation", unwrapping)
     cured: Any = type("Cured", (CheckpointedGenerationMixin, users.Trainer), {})

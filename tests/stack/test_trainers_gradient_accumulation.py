@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 from accelerate.utils import DistributedType  # noqa: E402 - part of the stack
 
 from pytest_trlcompat.trainers import CureError  # noqa: E402 - needs the stack
-from pytest_trlcompat.trainers.gradient_accumulation import GradientAccumulationMixin  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers.loss.gradient_accumulation import GradientAccumulationMixin  # noqa: E402 - needs the stack
 
 STEPS = 4
 

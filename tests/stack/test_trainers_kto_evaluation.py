@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("trl")
 
 from pytest_trlcompat.trainers import CureError
-from pytest_trlcompat.trainers.kto_evaluation import KTOEvaluationMixin
+from pytest_trlcompat.trainers.evaluation.kto_evaluation import KTOEvaluationMixin
 
 
 def sizes(training: int, evaluation: int) -> Any:

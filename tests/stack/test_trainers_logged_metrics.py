@@ -20,7 +20,7 @@ def logged(is_cured: bool, with_names: str) -> dict[str, Any]:
     from accelerate import Accelerator
     from accelerate.utils import gather_object
 
-    from pytest_trlcompat.trainers.logged_metrics import LoggedMetricsMixin
+    from pytest_trlcompat.trainers.logs.logged_metrics import LoggedMetricsMixin
 
     class Trainer:
         def __init__(self) -> None:
@@ -75,7 +75,7 @@ def test_the_mean_of_means_is_another_number_without_the_cure(launcher: Launcher
 def test_one_process_alone_and_newer_releases_are_left_alone() -> None:
     from types import SimpleNamespace
 
-    from pytest_trlcompat.trainers.logged_metrics import LoggedMetricsMixin
+    from pytest_trlcompat.trainers.logs.logged_metrics import LoggedMetricsMixin
 
     class Newer(LoggedMetricsMixin):
         def _generate_and_score_completions(self) -> None:

@@ -15,8 +15,8 @@ from pytest_trlcompat import stack, tiny
 torch = pytest.importorskip("torch")
 Module: Any = torch.nn.Module
 
-from pytest_trlcompat.trainers.errors import CureError  # noqa: E402 - needs the stack
-from pytest_trlcompat.trainers.logits_to_keep import (  # noqa: E402 - needs torch
+from pytest_trlcompat.trainers.curing.errors import CureError  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers.logprobs.logits_to_keep import (  # noqa: E402 - needs torch
     LogitsShapeError,
     LogitsToKeepMixin,
     completion_logits,

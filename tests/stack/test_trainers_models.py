@@ -10,8 +10,8 @@ import torch
 
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.conformance.architectures import architecture
-from pytest_trlcompat.trainers.absolute_positions import AbsolutePositionsMixin, _has_table
-from pytest_trlcompat.trainers.shifted_count import ShiftedCountMixin, _shifts_labels
+from pytest_trlcompat.trainers.logprobs.absolute_positions import AbsolutePositionsMixin, _has_table
+from pytest_trlcompat.trainers.loss.shifted_count import ShiftedCountMixin, _shifts_labels
 
 ALONE = torch.tensor([[5, 6, 7]])
 PADDED, MASK = torch.tensor([[0, 0, 5, 6, 7], [5, 6, 7, 8, 9]]), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])

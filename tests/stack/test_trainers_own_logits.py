@@ -11,7 +11,7 @@ import torch
 
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.conformance.architectures import architecture
-from pytest_trlcompat.trainers.own_logits import _STATE, OwnLogitsMixin, _checking, _is_head_alone
+from pytest_trlcompat.trainers.logprobs.own_logits import _STATE, OwnLogitsMixin, _checking, _is_head_alone
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher
@@ -109,7 +109,7 @@ def gradient_of_saved_head(model: Any, cured: bool) -> float:
     from peft import LoraConfig, get_peft_model
     from trl.trainer.utils import add_fused_lm_head
 
-    from pytest_trlcompat.trainers.own_logits import _checking
+    from pytest_trlcompat.trainers.logprobs.own_logits import _checking
 
     accelerator, policy = Accelerator(), model.new_model()
     (_checking(add_fused_lm_head) if cured else add_fused_lm_head)(policy)

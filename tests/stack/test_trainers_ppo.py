@@ -38,7 +38,7 @@ def build(subject: str, model: tiny.TinyModel, folder: Path, cls: type | None = 
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     from pytest_trlcompat.trainers import PPOConfig, PPOTrainer
-    from pytest_trlcompat.trainers._ppo import ppo_trainer_class
+    from pytest_trlcompat.trainers.curing.trl_ppo import ppo_trainer_class
 
     def load(auto: Any, **more: Any) -> Any:
         torch.manual_seed(0)
@@ -136,8 +136,8 @@ def push(model: tiny.TinyModel, folder: Path) -> dict[str, Any]:
     """Saving pushes, and pushing saves again; the upload itself is left out. By the mixin alone, on a user's class."""
     from transformers import Trainer
 
-    from pytest_trlcompat.trainers._ppo import ppo_trainer_class
-    from pytest_trlcompat.trainers.ppo_save import PPOSaveMixin
+    from pytest_trlcompat.trainers.curing.trl_ppo import ppo_trainer_class
+    from pytest_trlcompat.trainers.ppo.ppo_save import PPOSaveMixin
 
     pushed: list[str] = []
     saved: list[str] = []
@@ -172,7 +172,7 @@ def construct(subject: str, model: tiny.TinyModel, folder: Path, **settings: Any
 
 def root_unsharded(model: tiny.TinyModel, folder: Path) -> dict[str, Any]:
     """Numbers of elements of the embedding and of a layer on this rank: before, within and after."""
-    from pytest_trlcompat.trainers.ppo_fsdp import root_parameters_unsharded
+    from pytest_trlcompat.trainers.ppo.ppo_fsdp import root_parameters_unsharded
 
     trainer = build("corrected", model, folder)
 
@@ -194,7 +194,7 @@ def mixed_precision(model: tiny.TinyModel, folder: Path) -> dict[str, Any]:
     from torch.distributed.fsdp import FullyShardedDataParallel
     from transformers import AutoModelForCausalLM
 
-    from pytest_trlcompat.trainers.ppo_fsdp import root_parameters_unsharded
+    from pytest_trlcompat.trainers.ppo.ppo_fsdp import root_parameters_unsharded
 
     trainer = build("corrected", model, folder, bf16=True)
     policy = trainer.accelerator.unwrap_model(trainer.model).policy
@@ -240,7 +240,7 @@ def test_importing_everything_does_not_ask_for_ppo() -> None:
 
 @needs_ppo
 def test_the_corrected_trainer_takes_what_trl_takes() -> None:
-    from pytest_trlcompat.trainers._ppo import ppo_config_class, ppo_trainer_class
+    from pytest_trlcompat.trainers.curing.trl_ppo import ppo_config_class, ppo_trainer_class
 
     assert issubclass(trainers.PPOTrainer, ppo_trainer_class())
     assert issubclass(trainers.PPOConfig, ppo_config_class())

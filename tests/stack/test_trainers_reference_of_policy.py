@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl.trainer.grpo_trainer")
 
 from pytest_trlcompat.trainers import CureError  # noqa: E402
-from pytest_trlcompat.trainers.reference_of_policy import ReferenceOfPolicyMixin  # noqa: E402
+from pytest_trlcompat.trainers.reference_model.reference_of_policy import ReferenceOfPolicyMixin  # noqa: E402
 
 READ = torch.nn.Linear(3, 2)
 

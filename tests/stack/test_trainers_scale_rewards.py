@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from pytest_trlcompat.trainers import CureError
-from pytest_trlcompat.trainers.scale_rewards import ScaleRewardsMixin
+from pytest_trlcompat.trainers.loss.scale_rewards import ScaleRewardsMixin
 
 REWARDS = [1.0, 3.0, 10.0, 20.0]
 

@@ -160,7 +160,7 @@ def naive(logits: Any, index: Any, temperature: float = 1.0, row_mask: Any = Non
 def test_log_probabilities_are_those_of_float32_and_only_logits_are_kept_for_them() -> None:
     import torch
 
-    from pytest_trlcompat.trainers.float32_logprobs import in_float32
+    from pytest_trlcompat.trainers.logprobs.float32_logprobs import in_float32
 
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 7, 512, generator=generator).bfloat16().requires_grad_()
@@ -189,7 +189,7 @@ def test_log_probabilities_are_those_of_float32_and_only_logits_are_kept_for_the
 def test_logits_in_float32_are_given_to_trl_as_they_are() -> None:
     import torch
 
-    from pytest_trlcompat.trainers.float32_logprobs import in_float32
+    from pytest_trlcompat.trainers.logprobs.float32_logprobs import in_float32
 
     given: list[Any] = []
 
@@ -208,7 +208,7 @@ def test_logits_in_float32_are_given_to_trl_as_they_are() -> None:
 def test_a_training_forward_pass_fills_no_cache_and_others_do(model: tiny.TinyModel) -> None:
     import torch
 
-    from pytest_trlcompat.trainers.fsdp_checkpointed_cache import _without_cache
+    from pytest_trlcompat.trainers.fsdp.fsdp_checkpointed_cache import _without_cache
 
     whole = model.new_model()
     whole.register_forward_pre_hook(_without_cache, with_kwargs=True)
@@ -223,7 +223,7 @@ def test_inputs_are_moved_while_it_lasts() -> None:
     import torch
     from torch import nn
 
-    from pytest_trlcompat.trainers.fsdp_offload_generation import inputs_moved
+    from pytest_trlcompat.trainers.fsdp.fsdp_offload_generation import inputs_moved
 
     class Model(nn.Module):
         def prepare_inputs_for_generation(self) -> None: ...
@@ -245,8 +245,8 @@ def ask_and_gather(model: tiny.TinyModel) -> dict[str, Any]:
     import torch
     from accelerate import Accelerator
 
-    from pytest_trlcompat.trainers.fsdp_generation import root_parameters_gathered
-    from pytest_trlcompat.trainers.logits_to_keep import logits_keyword
+    from pytest_trlcompat.trainers.fsdp.fsdp_generation import root_parameters_gathered
+    from pytest_trlcompat.trainers.logprobs.logits_to_keep import logits_keyword
 
     whole = model.new_model()
 
@@ -270,7 +270,7 @@ def test_a_question_leaves_fsdp1_as_it_was(launch: Launcher, model: tiny.TinyMod
 
 
 def test_the_cache_of_a_vision_models_language_model_counts() -> None:
-    from pytest_trlcompat.trainers.fsdp_checkpointed_cache import _has_cache
+    from pytest_trlcompat.trainers.fsdp.fsdp_checkpointed_cache import _has_cache
 
     language = SimpleNamespace(use_cache=True)
     assert _has_cache(language)

@@ -12,20 +12,21 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat import tiny
-from pytest_trlcompat.trainers import plain_logprobs, zero3_lora_checkpointing
-from pytest_trlcompat.trainers._conditions import trains_adapters
-from pytest_trlcompat.trainers.adapter_checkpointing import (
+from pytest_trlcompat.trainers.adapters.adapter_checkpointing import (
     AdapterCheckpointingMixin,
     checkpointing_keywords,
     input_gradients_are_on,
 )
-from pytest_trlcompat.trainers.empty_param_groups import EmptyParamGroupsMixin
-from pytest_trlcompat.trainers.log_start_time import LogStartTimeMixin
-from pytest_trlcompat.trainers.lora_checkpointing import _keeping_keywords
-from pytest_trlcompat.trainers.resuming import ResumingMixin, random_states_can_be_loaded
-from pytest_trlcompat.trainers.train_sampler import TrainSamplerMixin
-from pytest_trlcompat.trainers.warnings_issued import WarningsIssuedMixin
-from pytest_trlcompat.trainers.zero3_lora_checkpointing import ZeRO3LoraCheckpointingMixin
+from pytest_trlcompat.trainers.adapters.lora_checkpointing import _keeping_keywords
+from pytest_trlcompat.trainers.checkpoints.resuming import ResumingMixin, random_states_can_be_loaded
+from pytest_trlcompat.trainers.curing.conditions import trains_adapters
+from pytest_trlcompat.trainers.deepspeed import zero3_lora_checkpointing
+from pytest_trlcompat.trainers.deepspeed.empty_param_groups import EmptyParamGroupsMixin
+from pytest_trlcompat.trainers.deepspeed.zero3_lora_checkpointing import ZeRO3LoraCheckpointingMixin
+from pytest_trlcompat.trainers.logprobs import plain_logprobs
+from pytest_trlcompat.trainers.logs.log_start_time import LogStartTimeMixin
+from pytest_trlcompat.trainers.setup.train_sampler import TrainSamplerMixin
+from pytest_trlcompat.trainers.setup.warnings_issued import WarningsIssuedMixin
 
 
 class TakesNone:

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pytest_trlcompat.trainers import CureError  # noqa: E402 - needs torch
-from pytest_trlcompat.trainers.token_normalizer import TokenNormalizerMixin  # noqa: E402 - needs torch
+from pytest_trlcompat.trainers.loss.token_normalizer import TokenNormalizerMixin  # noqa: E402 - needs torch
 
 MASK = [[1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 0, 0]]
 

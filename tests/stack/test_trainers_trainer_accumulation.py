@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 from accelerate.utils import DistributedType  # noqa: E402 - part of the stack
 
 from pytest_trlcompat.trainers import CureError  # noqa: E402 - needs the stack
-from pytest_trlcompat.trainers.trainer_accumulation import TrainerAccumulationMixin  # noqa: E402 - needs the stack
+from pytest_trlcompat.trainers.loss.trainer_accumulation import TrainerAccumulationMixin  # noqa: E402 - needs the stack
 
 from .test_trainers_gradient_accumulation import STEPS, Trainer448, Trainer449  # noqa: E402 - needs the stack
 

@@ -30,10 +30,10 @@ def generated(wrong: str) -> dict[str, Any]:
     from accelerate import Accelerator
     from trl.generation.vllm_generation import VLLMGeneration
 
-    from pytest_trlcompat.trainers import _conditions
-    from pytest_trlcompat.trainers.vllm_restart import VLLMRestartMixin
+    from pytest_trlcompat.trainers.curing import conditions
+    from pytest_trlcompat.trainers.vllm.vllm_restart import VLLMRestartMixin
 
-    _conditions.installed = lambda package: True  # vLLM, which a server of its own has alone
+    conditions.installed = lambda package: True  # vLLM, which a server of its own has alone
     config = {"instance_id": "" if wrong == "unknown" else "11", "parallel_config": {"_api_process_count": 1}}
     answers: list[list[list[int]]] = []
 
@@ -133,10 +133,10 @@ def trained(name: str, subject: str, tiny: TinyModel) -> dict[str, Any]:
 
     from trl.generation.vllm_generation import VLLMGeneration
 
-    from pytest_trlcompat.trainers import _conditions
+    from pytest_trlcompat.trainers.curing import conditions
     from suites.in_rank import distillation, grpo
 
-    _conditions.installed = lambda package: True  # vLLM, which a server of its own has alone
+    conditions.installed = lambda package: True  # vLLM, which a server of its own has alone
     module: Any = importlib.import_module(f"trl.trainer.{name.lower()}_trainer")
     module.is_vllm_available = lambda *_, **__: True
     config = {"instance_id": "11", "parallel_config": {"_api_process_count": 1}}

@@ -32,7 +32,7 @@ def hand_over(tiny: TinyModel, settings: dict[str, Any]) -> dict[str, Any]:
     """A single process: against what PEFT itself merges into the model for good."""
     import torch
 
-    from pytest_trlcompat.trainers._vllm_weights import parameters_for_engine
+    from pytest_trlcompat.trainers.vllm._vllm_weights import parameters_for_engine
 
     model = adapted(tiny, **settings)
     moved = ("modules_to_save", "trainable_tokens_delta", "lora_magnitude_vector")  # they begin without an effect
@@ -88,7 +88,7 @@ def test_lora_is_merged_into_copies(
 
 
 def refuse(tiny: TinyModel) -> dict[str, bool]:
-    from pytest_trlcompat.trainers._vllm_weights import merges
+    from pytest_trlcompat.trainers.vllm._vllm_weights import merges
 
     model = adapted(tiny)
     embeddings = adapted(tiny, target_modules=["q_proj", "embed_tokens"])
@@ -101,7 +101,7 @@ def test_what_it_cannot_merge_is_left_to_trl(tiny_qwen2: Callable[..., TinyModel
 
 
 def part(tiny: TinyModel) -> dict[str, bool]:
-    from pytest_trlcompat.trainers._vllm_weights import is_untied
+    from pytest_trlcompat.trainers.vllm._vllm_weights import is_untied
 
     settings: dict[str, dict[str, Any]] = {
         "none": {},
@@ -138,7 +138,7 @@ def hand_over_sharded(tiny: TinyModel, with_adapter: bool) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
     from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
-    from pytest_trlcompat.trainers._vllm_weights import parameters_of_fsdp1
+    from pytest_trlcompat.trainers.vllm._vllm_weights import parameters_of_fsdp1
 
     def build() -> Any:
         return adapted(tiny) if with_adapter else AutoModelForCausalLM.from_pretrained(tiny.path)
@@ -193,7 +193,7 @@ def synchronise(tiny: TinyModel, lora: bool) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
     from trl.generation.vllm_generation import VLLMGeneration
 
-    from pytest_trlcompat.trainers.vllm_sync import VLLMSyncMixin
+    from pytest_trlcompat.trainers.vllm.vllm_sync import VLLMSyncMixin
 
     accelerator = Accelerator()
     model = adapted(tiny) if lora else AutoModelForCausalLM.from_pretrained(tiny.path)
@@ -243,7 +243,7 @@ def trainer_of(accelerator: Any, model: Any, client: RecordingClient, **attribut
     """A corrected GRPO trainer, as far as handing weights over needs one."""
     import trl
 
-    from pytest_trlcompat.trainers.vllm_sync import VLLMSyncMixin
+    from pytest_trlcompat.trainers.vllm.vllm_sync import VLLMSyncMixin
 
     trainer: Any = object.__new__(type("Corrected", (VLLMSyncMixin, trl.GRPOTrainer), {}))
     engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=SimpleNamespace()))
@@ -346,7 +346,7 @@ class HandsOver:
 @pytest.mark.parametrize("forgets", [True, False])
 def test_a_prefix_cache_that_cannot_be_reset_is_refused(forgets: bool) -> None:
     from pytest_trlcompat.trainers import CureError
-    from pytest_trlcompat.trainers.vllm_sync import VLLMSyncMixin
+    from pytest_trlcompat.trainers.vllm.vllm_sync import VLLMSyncMixin
 
     trainer: Any = object.__new__(type("Corrected", (VLLMSyncMixin, HandsOver), {}))
     trainer.accelerator = SimpleNamespace(distributed_type="NO")
@@ -362,7 +362,7 @@ def test_a_prefix_cache_that_cannot_be_reset_is_refused(forgets: bool) -> None:
 def test_a_method_of_a_users_is_left_alone() -> None:
     import trl
 
-    from pytest_trlcompat.trainers.vllm_sync import VLLMSyncMixin, _trainers_point
+    from pytest_trlcompat.trainers.vllm.vllm_sync import VLLMSyncMixin, _trainers_point
 
     mine = type("Mine", (trl.GRPOTrainer,), {"_move_model_to_vllm": lambda self: None})
     plain = type("Plain", (trl.GRPOTrainer,), {})

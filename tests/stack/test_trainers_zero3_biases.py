@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 linear = pytest.importorskip("deepspeed.runtime.zero.linear")
 
-from pytest_trlcompat.trainers import zero3_biases  # noqa: E402 - part of the stack
-from pytest_trlcompat.trainers.zero3_biases import ZeRO3BiasesMixin, _working  # noqa: E402 - part of the stack
+from pytest_trlcompat.trainers.deepspeed import zero3_biases  # noqa: E402 - part of the stack
+from pytest_trlcompat.trainers.deepspeed.zero3_biases import ZeRO3BiasesMixin, _working  # noqa: E402 - part of the stack
 
 FUNCTION = linear.LinearFunctionForZeroStage3
 

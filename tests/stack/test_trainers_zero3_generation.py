@@ -21,7 +21,7 @@ def accelerator(engine: Any, stage: int = 3) -> Any:
 
 
 def test_the_engine_of_a_bare_module_is_found() -> None:
-    from pytest_trlcompat.trainers.zero3_generation import engine_of
+    from pytest_trlcompat.trainers.deepspeed.zero3_generation import engine_of
 
     module, other = SimpleNamespace(), SimpleNamespace()
     engine = SimpleNamespace(module=module, optimizer=None)
@@ -45,7 +45,7 @@ def test_the_engine_of_a_bare_module_is_found() -> None:
 def test_what_the_user_said_about_gathering_is_handed_on(
     arguments: dict[str, bool], keywords: dict[str, bool], handed_on: dict[str, bool]
 ) -> None:
-    from pytest_trlcompat.trainers.zero3_generation import _gathering_as_asked
+    from pytest_trlcompat.trainers.deepspeed.zero3_generation import _gathering_as_asked
 
     unwrap = _gathering_as_asked(SimpleNamespace(**arguments))(lambda model, accelerator, **given: given)
     assert unwrap("model", "accelerator", **keywords) == handed_on
@@ -54,7 +54,7 @@ def test_what_the_user_said_about_gathering_is_handed_on(
 def test_other_stages_are_left_to_trl() -> None:
     from contextlib import nullcontext
 
-    from pytest_trlcompat.trainers.zero3_generation import _right_for_bare_modules
+    from pytest_trlcompat.trainers.deepspeed.zero3_generation import _right_for_bare_modules
 
     module = SimpleNamespace()
     engine = SimpleNamespace(module=module, optimizer=None)
@@ -77,7 +77,7 @@ def fail_in_generation(model: tiny.TinyModel) -> dict[str, Any]:
     import trl
     from transformers import AutoModelForCausalLM
 
-    from pytest_trlcompat.trainers import zero3_generation
+    from pytest_trlcompat.trainers.deepspeed import zero3_generation
 
     hooks: dict[str, int] = {}
 

@@ -14,8 +14,8 @@ from pytest_trlcompat import tiny
 peft = pytest.importorskip("peft")
 torch = pytest.importorskip("torch")
 
-from pytest_trlcompat.trainers import zero3_whole_modules  # noqa: E402 - of the stack
-from pytest_trlcompat.trainers.zero3_whole_modules import ZeRO3WholeModulesMixin, own_hooks  # noqa: E402 - of the stack
+from pytest_trlcompat.trainers.deepspeed import zero3_whole_modules  # noqa: E402 - of the stack
+from pytest_trlcompat.trainers.deepspeed.zero3_whole_modules import ZeRO3WholeModulesMixin, own_hooks  # noqa: E402 - of the stack
 
 
 @pytest.fixture

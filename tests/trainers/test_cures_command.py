@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat.cli import main
-from pytest_trlcompat.trainers import command
-from pytest_trlcompat.trainers._conditions import Condition, defined_by, under
-from pytest_trlcompat.trainers._cure import Activity, Cure, CureStatus, status_of
-from pytest_trlcompat.trainers.command import UnknownTrainerError, trainer_named
+from pytest_trlcompat.trainers.curing import command
+from pytest_trlcompat.trainers.curing.command import UnknownTrainerError, trainer_named
+from pytest_trlcompat.trainers.curing.conditions import Condition, defined_by, under
+from pytest_trlcompat.trainers.curing.cure import Activity, Cure, CureStatus, status_of
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "trainer", "trl:DPOTrainer"])
@@ -78,7 +78,7 @@ def test_conditions_decide_of_a_trainer_and_are_named_of_a_class(trainer: Any, a
 
 
 def test_a_condition_whose_package_is_missing_holds_for_no_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pytest_trlcompat.trainers._conditions.find_spec", lambda name: None)
+    monkeypatch.setattr("pytest_trlcompat.trainers.curing.conditions.find_spec", lambda name: None)
     assert under(None, "why", LACKING) == Activity(False, "PEFT is not installed")
 
 

@@ -13,31 +13,14 @@ import pytest
 from pytest_trlcompat import trainers
 from pytest_trlcompat.catalog import known_issues, remedies
 from pytest_trlcompat.catalog.cures_page import page
-from pytest_trlcompat.trainers import known
-from pytest_trlcompat.trainers.kinds import KINDS
-from pytest_trlcompat.trainers.known import CuredIssue
+from pytest_trlcompat.trainers.curing import known
+from pytest_trlcompat.trainers.curing.kinds import KINDS
+from pytest_trlcompat.trainers.curing.known import CuredIssue
 
-MODULES = sorted(path for path in Path(trainers.__file__).parent.glob("[a-z]*.py"))
+FOLDER = Path(trainers.__file__).parent
+MODULES = sorted(path for path in FOLDER.glob("**/[a-z]*.py") if path.parent.name != "curing")
 RELEASE = re.compile(r"\d+\.\d+")
-NO_CURE = {
-    "command",
-    "compose",
-    "device_map",
-    "distillation",
-    "errors",
-    "dpo",
-    "grpo",
-    "kinds",
-    "known",
-    "names",
-    "patch_points",
-    "points_in_sources",
-    "reward",
-    "kto",
-    "rloo",
-    "sft",
-    "stub",
-}
+NO_CURE = {"corrected", "device_map"}
 """Modules that cure no entry of the catalogue by themselves."""
 
 
@@ -46,8 +29,10 @@ def test_a_module_names_the_issues_that_it_cures(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     catalog = known_issues.load()
     named = set(re.findall(r"``([\w-]+)``", ast.get_docstring(tree) or "")) & set(catalog)
-    name = f"pytest_trlcompat.trainers.{path.stem}"
-    assert named == {issue.id for issue in catalog.values() if name in (issue.cure, *issue.cure_with)}
+    cures = {issue.id: (issue.cure, *issue.cure_with) for issue in catalog.values()}
+    assert named == {
+        name for name, modules in cures.items() if path.stem in {one.rpartition(".")[2] for one in modules}
+    }
     assert bool(named) != (path.stem in NO_CURE)
 
 
@@ -79,13 +64,13 @@ def test_what_the_mixins_say_is_what_the_catalogue_says(monkeypatch: pytest.Monk
 def test_a_training_does_not_read_the_catalogue() -> None:
     """It would take as long as a short training: which cures are at work is logged without it."""
     program = (
-        "import pathlib; from pytest_trlcompat.trainers import _cure, known\n"
+        "import pathlib; from pytest_trlcompat.trainers.curing import cure, known\n"
         "known._CATALOG = known.FILE = pathlib.Path('/missing')\n"
-        "class AMixin(_cure.Cure): ...\n"
+        "class AMixin(cure.Cure): ...\n"
         "AMixin.__module__ = 'pytest_trlcompat.trainers.a'\n"
         "class Trainer(AMixin): pass\n"
-        "at_work = {'AMixin': _cure._activity_of(AMixin, Trainer)}\n"
-        "print(_cure._in_words(at_work))\n"
+        "at_work = {'AMixin': cure._activity_of(AMixin, Trainer)}\n"
+        "print(cure._in_words(at_work))\n"
         "try: Trainer.cures\n"
         "except FileNotFoundError as error: print('asked:', error.filename)\n"
     )

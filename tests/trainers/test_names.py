@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat import trainers
-from pytest_trlcompat.trainers.names import MODULES, names_of
-from pytest_trlcompat.trainers.stub import stub, write
+from pytest_trlcompat.trainers.curing.names import MODULES, module_named, names_of
+from pytest_trlcompat.trainers.curing.stub import stub, write
 
 FOLDER = Path(trainers.__file__).parent
 
@@ -20,10 +20,11 @@ FOLDER = Path(trainers.__file__).parent
 def test_the_names_are_those_that_modules_export() -> None:
     """As the modules' syntax trees have them, which takes too long when a training begins."""
     exported = {}
-    for path in FOLDER.glob("[a-z]*.py"):
+    for path in FOLDER.glob("**/[a-z]*.py"):
+        module = ".".join(path.relative_to(FOLDER).with_suffix("").parts)
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-                exported.update(dict.fromkeys(ast.literal_eval(node.value), path.stem))
+                exported.update(dict.fromkeys(ast.literal_eval(node.value), module))
     offered = ("Mixin", "Trainer", "Config", "Callback", "CureError", "cured")
     assert dict(MODULES) == {name: module for name, module in exported.items() if name.endswith(offered)}
     assert len(MODULES) > 80
@@ -31,7 +32,7 @@ def test_the_names_are_those_that_modules_export() -> None:
 
 def test_the_stub_imports_every_name_from_its_module() -> None:
     head, *imports, blank, last = stub().splitlines()
-    assert head.startswith('"""Made by `python -m pytest_trlcompat.trainers.stub`')
+    assert head.startswith('"""Made by `python -m pytest_trlcompat.trainers.curing.stub`')
     nodes = [node for line in imports for node in ast.parse(line).body if isinstance(node, ast.ImportFrom)]
     assert {alias.asname: node.module for node in nodes for alias in node.names} == dict(MODULES)
     assert all(alias.asname == alias.name for node in nodes for alias in node.names)  # by which it is exported again
@@ -51,20 +52,35 @@ def test_a_stub_is_written_whole_and_only_where_it_differs(tmp_path: Path) -> No
 
 def test_every_name_is_defined_by_its_module() -> None:
     for name, module in MODULES.items():
-        tree = ast.parse((FOLDER / f"{module}.py").read_text(encoding="utf-8"))
-        assert name in {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}, name
+        tree = ast.parse((FOLDER / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+        assert name in {node.name for node in ast.walk(tree) if isinstance(node, (ast.ClassDef, ast.FunctionDef))}, name
 
 
 def test_the_names_that_people_import() -> None:
-    assert MODULES["GRPOTrainer"] == "grpo"
-    assert MODULES["FSDPSyncRefModelCallback"] == "fsdp_sync_ref_model"
+    assert MODULES["GRPOTrainer"] == "corrected"
+    assert MODULES["FSDPSyncRefModelCallback"] == "fsdp.fsdp_sync_ref_model"
     assert "LogitsShapeError" not in MODULES  # from its module, as before
 
 
 def test_a_star_import_leaves_out_what_some_releases_of_trl_lack() -> None:
     assert set(MODULES) - set(trainers.__all__) == {"PPOConfig", "PPOTrainer"}
     assert set(MODULES) < set(dir(trainers))
-    assert names_of("pytest_trlcompat.trainers.deepspeed_hooks") == ("DeepSpeedHooksMixin", "PPODeepSpeedHooksMixin")
+    assert names_of("deepspeed_hooks") == (
+        "DeepSpeedHooksMixin",
+        "PPODeepSpeedHooksMixin",
+    )
+
+
+def test_a_module_is_found_by_the_last_part_of_its_name_which_no_other_has() -> None:
+    modules = set(MODULES.values())
+    assert len({module.rpartition(".")[2] for module in modules}) == len(modules)
+    assert module_named("fsdp_save") == "pytest_trlcompat.trainers.fsdp.fsdp_save"
+    assert module_named("") == ""
+    for name in ("fsdp_saves", "pytest_trlcompat.trainers.fsdp.fsdp_save"):
+        with pytest.raises(
+            ValueError, match=rf"^no module of pytest_trlcompat.trainers is called {name}: give its name"
+        ):
+            module_named(name)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -1,8 +1,9 @@
-"""The table of patch points names all that mixins override and change."""
+"""Mixins declare all that they override and change upstream, with the releases that have it."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from pytest_trlcompat import trainers
-from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers.kinds import KINDS
-from pytest_trlcompat.trainers.names import MODULES
+from pytest_trlcompat.trainers.curing import declared_points, patch_points
+from pytest_trlcompat.trainers.curing.declared_points import all_points
+from pytest_trlcompat.trainers.curing.kinds import KINDS
+from pytest_trlcompat.trainers.curing.names import MODULES
+from pytest_trlcompat.trainers.curing.patching import PatchPoint
 
 FOLDER = Path(trainers.__file__).parent
 OWN = {"__init__", "__init_subclass__", "__setattr__", "_activity", "_around_generation", "_loss_is_divided"}
@@ -21,11 +24,16 @@ BASES = {"AroundGeneration", "Cure", "ScaledBackward"}
 """What mixins derive from."""
 
 
+POINTS: dict[str, set[PatchPoint]] = {}
+for _mixin, _point in all_points():
+    POINTS.setdefault(_mixin, set()).add(_point)
+
+
 def overriding() -> Iterator[tuple[str, str]]:
     """Each mixin with each method of its own that calls upstream's of the same name."""
-    for path in sorted(FOLDER.glob("*.py")):
+    for path in sorted(FOLDER.glob("**/*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and node.name in patch_points.POINTS:
+            if isinstance(node, ast.ClassDef) and (node.name.endswith("Mixin") or node.name in BASES):
                 for method in node.body:
                     if isinstance(method, ast.FunctionDef) and method.name not in OWN and _calls_itself(method):
                         yield node.name, method.name
@@ -49,34 +57,39 @@ def test_there_is_something_to_look_at() -> None:
 
 
 @pytest.mark.parametrize(("mixin", "method"), OVERRIDING, ids=lambda value: value)
-def test_what_a_mixin_overrides_is_in_the_table(mixin: str, method: str) -> None:
-    assert method in {point.name for point in patch_points.of(mixin)}
+def test_a_mixin_declares_what_it_overrides(mixin: str, method: str) -> None:
+    assert method in {point.name for point in POINTS[mixin]}
 
 
-def test_what_is_changed_is_in_the_table_of_the_mixin_that_changes_it() -> None:
-    for mixin, module in MODULES.items():
-        text = (FOLDER / f"{module}.py").read_text(encoding="utf-8")
-        used = {name for name in vars(patch_points) if name.isupper() and f"patch_points.{name}," in text}
-        for name in used - {"POINTS"}:
-            users = {each for each in MODULES if MODULES[each] == module}
-            assert any(vars(patch_points)[name] in patch_points.of(user) for user in users), (mixin, name)
+@pytest.mark.parametrize("module", sorted(set(MODULES.values())))
+def test_what_a_module_changes_is_declared_by_a_mixin_of_it(module: str) -> None:
+    text = (FOLDER / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+    names = re.findall(r"patch_points\.[A-Z0-9_]+\b", text)
+    names += re.findall(r"^([A-Z0-9_]+) = \(?\s*(?:PatchPoint|patch_points)\b", text, re.MULTILINE)
+    evaluated = declared_points.Names(ast.parse(text))
+    declared = {point for name in re.findall(r"^class (\w+)", text, re.MULTILINE) for point in POINTS.get(name, ())}
+    for name in names:
+        value = evaluated.value_of(ast.parse(name, mode="eval").body)
+        assert set(value if isinstance(value, tuple) else (value,)) <= declared, name
 
 
-def test_the_table_names_mixins_that_there_are_and_all_of_them() -> None:
+def test_points_are_declared_by_mixins_and_by_what_they_derive_from_alone() -> None:
     mixins = {name for name in MODULES if name.endswith("Mixin")}
-    assert set(patch_points.POINTS) == mixins | BASES
+    assert len(POINTS) > 60
+    assert set(POINTS) <= mixins | BASES
+    assert set(POINTS) >= BASES
     assert {mixin for names in KINDS.values() for mixin in names} == mixins
 
 
 def test_points_can_be_read() -> None:
-    for mixin, point in patch_points.all_points():
+    for mixin, point in all_points():
         assert point.where.count(":") == 1, mixin
         assert point.package in ("trl", "transformers", "accelerate", "deepspeed", "liger_kernel", "peft", "torch")
         SpecifierSet(point.releases)
 
 
 def test_of_ppos_modules_one_has_it_in_each_release() -> None:
-    (old,) = [each for each in patch_points.POINTS["PPOFSDPMixin"] if "ppov2" in each.where and "reward" in each.where]
+    (old,) = [each for each in POINTS["PPOFSDPMixin"] if "ppov2" in each.where and "reward" in each.where]
     assert old == patch_points.ppo("get_reward", "trl.trainer.ppov2_trainer")
     assert old.exists_in("0.11.4")
     assert not old.exists_in("0.12.0")

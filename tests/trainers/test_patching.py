@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat.trainers import CureError, _patching
-from pytest_trlcompat.trainers._patching import PatchPoint, expected, extended, original, owner_of, replaced
+from pytest_trlcompat.trainers import CureError
+from pytest_trlcompat.trainers.curing import patching
+from pytest_trlcompat.trainers.curing.patching import PatchPoint, expected, extended, original, owner_of, replaced
 
 VERSION = metadata.version("pytest")
 
@@ -195,7 +196,7 @@ def test_a_module_that_cannot_be_imported_is_not_one_that_is_missing(
     def import_module(name: str) -> Any:
         raise broken
 
-    monkeypatch.setattr(_patching, "import_module", import_module)
+    monkeypatch.setattr(patching, "import_module", import_module)
     for use in (owner_of, original, lambda point, cure: replaced(point, ours, cure).__enter__()):
         with pytest.raises(CureError) as caught:
             use(GENERATE, "SomeMixin")

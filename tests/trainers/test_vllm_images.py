@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat.trainers import vllm_images
-from pytest_trlcompat.trainers.errors import CureError
+from pytest_trlcompat.trainers.curing.errors import CureError
+from pytest_trlcompat.trainers.vllm import vllm_images
 
 IMAGE = 66
 VOCABULARY = 68
@@ -102,8 +102,8 @@ def test_it_acts_where_an_engine_is_in_this_process_and_the_processor_has_images
 
 def installed(monkeypatch: pytest.MonkeyPatch, trl: str) -> None:
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
-    monkeypatch.setattr("pytest_trlcompat.trainers._conditions.installed", lambda _: True)
-    monkeypatch.setattr("pytest_trlcompat.trainers._patching.installed_version", lambda _: trl)
+    monkeypatch.setattr("pytest_trlcompat.trainers.curing.conditions.installed", lambda _: True)
+    monkeypatch.setattr("pytest_trlcompat.trainers.curing.patching.installed_version", lambda _: trl)
 
 
 def corrected(engine: Engine, vocabulary: int = VOCABULARY, **changed: Any) -> Any:

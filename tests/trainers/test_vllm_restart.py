@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pytest_trlcompat.trainers import vllm_restart
-from pytest_trlcompat.trainers.errors import CureError
+from pytest_trlcompat.trainers.curing.errors import CureError
+from pytest_trlcompat.trainers.vllm import vllm_restart
 
 
 class Client:
@@ -107,8 +107,8 @@ def test_of_several_processes_for_one_server_a_restart_is_not_looked_for(caplog:
 def test_it_acts_with_a_server_of_vllms_own_alone(
     trl: str, mode: str, active: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pytest_trlcompat.trainers._patching.installed_version", lambda package: trl)
-    monkeypatch.setattr("pytest_trlcompat.trainers._conditions.installed", lambda package: True)
+    monkeypatch.setattr("pytest_trlcompat.trainers.curing.patching.installed_version", lambda package: trl)
+    monkeypatch.setattr("pytest_trlcompat.trainers.curing.conditions.installed", lambda package: True)
     trainer = SimpleNamespace(vllm_generation=SimpleNamespace(mode=mode))
     found = vllm_restart.VLLMRestartMixin._activity(vllm_restart.VLLMRestartMixin, trainer)
     assert found.active is active
@@ -120,9 +120,9 @@ def built(is_main: bool, asked: Client, monkeypatch: pytest.MonkeyPatch, told: l
     Args:
         told: what the main process tells other ranks; ``None``: what this one says.
     """
-    monkeypatch.setattr("pytest_trlcompat.trainers._patching.installed_version", lambda package: "1.16.0")
-    monkeypatch.setattr("pytest_trlcompat.trainers._conditions.installed", lambda package: True)
-    monkeypatch.setattr("pytest_trlcompat.trainers._cure.check_points", lambda *_: None)
+    monkeypatch.setattr("pytest_trlcompat.trainers.curing.patching.installed_version", lambda package: "1.16.0")
+    monkeypatch.setattr("pytest_trlcompat.trainers.curing.conditions.installed", lambda package: True)
+    monkeypatch.setattr("pytest_trlcompat.trainers.curing.cure.check_points", lambda *_: None)
     utils = ModuleType("accelerate.utils")
     utils.broadcast_object_list = lambda said: said if told is None else told  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "accelerate", ModuleType("accelerate"))

@@ -8,9 +8,9 @@ import pytest
 
 from pytest_trlcompat.conformance import fields
 from pytest_trlcompat.matrix.covering.releases import Release
-from pytest_trlcompat.trainers import patch_points
-from pytest_trlcompat.trainers._patching import PatchPoint
-from pytest_trlcompat.trainers.points_in_sources import defines
+from pytest_trlcompat.trainers.curing.declared_points import all_points
+from pytest_trlcompat.trainers.curing.patching import PatchPoint
+from pytest_trlcompat.trainers.curing.points_in_sources import defines
 from pytest_trlcompat.watch.sources import keep_remarks, read_remarks, remarks
 
 from .small_index import day
@@ -73,5 +73,5 @@ def test_a_name_counts_as_there_where_it_is_imported_or_defined_behind_a_conditi
 
 
 def test_the_tables_that_are_asked_have_something() -> None:
-    assert any(point.package == "trl" for _, point in patch_points.all_points())
+    assert any(point.package == "trl" for _, point in all_points())
     assert "beta" in fields.load().placed("grpo")

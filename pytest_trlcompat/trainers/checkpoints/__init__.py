@@ -1,0 +1,1 @@
+"""Cures of resuming from a checkpoint."""

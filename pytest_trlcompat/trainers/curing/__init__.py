@@ -1,0 +1,1 @@
+"""How cures are declared, collected and put in front of a trainer; nothing here cures anything by itself."""

@@ -1,0 +1,1 @@
+"""Cures of trainings under DeepSpeed."""

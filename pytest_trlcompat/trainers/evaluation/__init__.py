@@ -1,0 +1,1 @@
+"""Cures of what an evaluation computes and counts."""

@@ -1,0 +1,1 @@
+"""Cures of trainings under FSDP1 and FSDP2."""

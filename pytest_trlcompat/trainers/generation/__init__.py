@@ -1,0 +1,1 @@
+"""Cures of prompts, sampling and generation under any strategy."""

@@ -1,0 +1,1 @@
+"""Cures of logits and log-probabilities: which are computed, of which positions, in which precision."""

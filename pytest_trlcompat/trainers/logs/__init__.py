@@ -1,0 +1,1 @@
+"""Cures of what a training logs."""

@@ -1,0 +1,1 @@
+"""Cures of which model a policy is compared with, under any strategy."""
