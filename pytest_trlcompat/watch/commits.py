@@ -55,7 +55,7 @@ class AskedCommit:
 
     def clean_up(self, layout: Layout) -> None:
         """Remove the files of commits that a killed command has left, which git knows as worktrees."""
-        self.clone.remove_worktrees(layout.commits.resolve(), own=True)
+        self.clone.remove_worktrees(layout.commits.resolve(), own_too=True)
 
 
 @dataclass(frozen=True)
