@@ -124,7 +124,6 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
             recording_engine.install(version, _site_packages(root))
         if torchvision_ops.DISTRIBUTION in lock.packages:
             torchvision_ops.install(_site_packages(root))
-        # Last, since the steps above change what is installed.
         _check(root, lock, say)
     return Environment(root, layout.root)
 
