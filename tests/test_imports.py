@@ -45,6 +45,7 @@ OTHER_PACKAGES = {
     "bisect": {"packaging"},
     "ci": {"packaging"},
     "inference": {"packaging"},
+    "inference.torchvision_watch": set[str](),
     "matrix": {"packaging"},
     "matrix.covering": {"packaging"},
     "matrix.covering.array": {"covertable"},
