@@ -158,6 +158,7 @@ class DistillationObjective:
             generalized_divergences(student, teacher, self.settings.beta),
             -(drawn.exp() * drawn).sum(-1).detach(),
             ids[-1] in ((ends,) if isinstance(ends, int) else ends),
+            # The prompt ends at the first sampled token; results of tools between sampled tokens are not counted.
             mask.index(True) + sum(mask),
         )
 

@@ -165,6 +165,7 @@ def clip_ratios(
     """
     lows = [(low.double(), mask) for (low, _), mask in zip(sides, masks, strict=True)]
     highs = [(high.double(), mask) for (_, high), mask in zip(sides, masks, strict=True)]
+    # The bounds lie on two sides of 1, so no token is clipped on both.
     both = [(low + high, mask) for (low, mask), (high, _) in zip(lows, highs, strict=True)]
     # By time, then by rank: so many in a row are one micro-batch on all ranks.
     size = len(sides) if settings.undecided.metrics_mean == "tokens" else settings.world_size

@@ -159,6 +159,7 @@ class _Learner(OnPolicyLearner[PPOSettings, PPOStep]):
             kl=kl,
             rewards=rewards,
             whitened_rewards=whitened,
+            # Of the estimates before they are whitened: a return has the scale of the rewards.
             returns=estimates + values,
             advantages=self._whiten(estimates, mask, shift_mean=True),
         )
@@ -181,6 +182,7 @@ class _Learner(OnPolicyLearner[PPOSettings, PPOStep]):
         placed = placed_rows(layout)
         together = [row for _, rows in placed for row in rows]
         groups = [together] if settings.undecided.loss_mean == "tokens" else [rows for _, rows in placed]
+        # The shares are of the whole mini-batch, so the losses of its micro-batches add up to its loss.
         shares = [_shares(mask, groups) for mask in (experience.tokens.completion_mask, experience.step_mask)]
         batches = [self._micro_batch(experience, rank, rows, shares) for rank, rows in placed]
         policy_loss = torch.stack([batch.policy_loss for batch in batches]).sum()

@@ -66,6 +66,7 @@ def rewards_of(kl: Tensor, scores: Tensor, steps: Tensor, kl_coef: float) -> Ten
     """
     rewards = -kl_coef * kl
     rows = torch.arange(len(scores))
+    # The steps of a row are its first ones, so their number says where the last one is.
     last = steps.sum(1) - 1
     return rewards.index_put((rows, last), rewards[rows, last] + scores.to(rewards.dtype))
 

@@ -82,6 +82,7 @@ def score_completions(
             for name in _OF_TOKENS:
                 padded[name].append(_nothing(model, width - 1, is_mask=name == "mask"))
             continue
+        # Logits at a token are of the next one: none predict the first token, and the last ones predict no token.
         logits, following = next(predicting)[:-1], _ids(token_ids)[1:]
         logprobs = torch.log_softmax(logits, -1)
         mask = torch.tensor([bool(count) for count in counts[1:]], dtype=torch.bool)
@@ -143,6 +144,7 @@ _OF_TOKENS = ("mask", "logprobs", "entropies", "collisions", "logits", "hits")
 
 
 def _nothing(model: Any, width: int, *, is_mask: bool) -> Tensor:
+    # As ``widened`` leaves logits: those of a 16-bit model are computed with in 32 bits.
     kind = next(model.parameters()).dtype
     return torch.zeros(width, dtype=torch.bool if is_mask else kind if kind is torch.float64 else torch.float32)
 
@@ -181,6 +183,7 @@ class PreferenceObjective:
         self.shift_total, self.shift_count = 0.0, 0
 
     def __call__(self, model: Any, batches: Sequence[Sequence[Batch]]) -> list[Measured]:
+        # Micro-batches of all ranks: the loss of a step is their mean.
         count = sum(map(len, batches))
         measured = []
         for ranks in batches:
@@ -223,6 +226,7 @@ class PreferenceObjective:
         shared = torch.minimum(chosen.lengths, rejected.lengths)[:, None]
         sums = []
         for scores in (chosen, rejected):
+            # The number of each token within its completion, from 1 on.
             places = scores.mask.cumsum(1)
             weights = torch.where(places <= shared, 1.0, alpha)
             sums.append((scores.logprobs * weights).sum(1))
@@ -236,6 +240,7 @@ class PreferenceObjective:
         mean = self.settings.beta * rewards.mean()
         if self.settings.undecided.reward_shift == "batch":
             return mean
+        # The mean over all batches so far, each reward counted once.
         self.shift_total += float(mean) * len(rewards)
         self.shift_count += len(rewards)
         return torch.tensor(self.shift_total / self.shift_count)

@@ -133,6 +133,7 @@ class _Learner(SamplingLearner[RLOOSettings, RLOOMicroBatch, RLOOStep]):
                 advantages = generation.advantages.advantages[row_list].to(log_ratios.dtype)
                 counts = tokens.loss_mask.any(1)
                 losses = sequence_losses(log_ratios.exp(), advantages, settings.epsilon, settings.upper_epsilon)
+                # Without a token that counts, the ratio is 1, which would leave a loss of -A.
                 losses = losses.where(counts, 0.0)
                 size = len(row_list) if settings.undecided.masked_completions_count else int(counts.sum())
                 micro_batches.append(
