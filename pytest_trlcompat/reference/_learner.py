@@ -155,8 +155,8 @@ class Learner(SamplingLearner[GRPOSettings, MicroBatch, GRPOStep]):
         if self.settings.has_entropy_bonus:
             bonus, coefficient = self._entropy_bonus(batches)
             loss = loss - bonus
-        beside = {"policy_loss": policy_loss.detach(), "entropy_coef": coefficient}
-        return loss + self.weighted_aux_loss(batches), beside
+        fields = {"policy_loss": policy_loss.detach(), "entropy_coef": coefficient}
+        return loss + self.weighted_aux_loss(batches), fields
 
     def evaluation_loss(self, batches: Sequence[MicroBatch]) -> Tensor:
         policy_loss = torch.stack([batch.loss for batch in batches]).sum()

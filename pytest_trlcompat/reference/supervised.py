@@ -222,6 +222,7 @@ def supervised_evaluate(
         for ranks in batches:
             together = _measured(objective, model, [ranks])
             for batch, measured in zip(ranks, together, strict=True):
+                # ``loss`` is the batch's part of a mean over the ranks; in an evaluation each batch stands for itself.
                 alone = measured.loss * len(together) if measured.alone is None else measured.alone
                 weight = len(batch) if settings.undecided.evaluation_mean == "rows" else 1
                 losses.append((float(alone), weight))
@@ -244,6 +245,7 @@ def _measured(objective: Objective, model: Any, batches: Sequence[Sequence[Batch
 def _metrics(micro_batches: Sequence[Measured], settings: SupervisedSettings) -> dict[str, float]:
     """Means by ``metrics_mean``; of a metric that nothing was counted for, none."""
     way, ranks = settings.undecided.metrics_mean, settings.world_size
+    # By time, then by rank: so many neighbours are counted as one.
     size = {"tokens": len(micro_batches), "micro_batches": ranks, "ranks": 1}[way]
     names = {name: None for batch in micro_batches for name in batch.metrics}
     means_by_name = {}
