@@ -40,6 +40,28 @@ LAYERS = (
 )
 """The packages, and the modules that they share, from the top down: none imports another of its own layer."""
 
+OTHER_PACKAGES = {
+    "accelerator": {"packaging"},
+    "bisect": {"packaging"},
+    "ci": {"packaging"},
+    "inference": {"packaging"},
+    "inference.torchvision_watch": set[str](),
+    "matrix": {"packaging"},
+    "matrix.covering": {"packaging"},
+    "matrix.covering.array": {"covertable"},
+    "matrix.covering.registry": {"packaging", "pypi_simple", "remotezip"},
+    "matrix.engines.cluster": {"ray"},
+    "matrix.engines.ray_streams": {"ray"},
+    "matrix.engines.ray_tasks": {"ray"},
+    "matrix.report.explorer": {"markupsafe"},
+    "matrix.report.pages": {"jinja2"},
+    "matrix.report.terminal": {"rich"},
+    "tiny": set[str](),
+    "watch": {"packaging"},
+    "watch.index": {"packaging", "pypi_simple", "requests"},
+}
+"""What these packages and modules may import from others when they are imported. Functions may import more."""
+
 Imports = dict[str, set[str]]
 
 
@@ -141,6 +163,38 @@ def test_the_reference_imports_nothing_of_the_stack_but_torch() -> None:
         for name in _named(ast.parse(path.read_text(encoding="utf-8")), f"{PACKAGE}.reference")
     }
     assert named - set(sys.stdlib_module_names) == {PACKAGE, "torch"}
+
+
+def _named_on_import(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """What statements import as they run: neither inside functions nor for types alone."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module
+        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            yield from _named_on_import(node.orelse)
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for blocks in (getattr(node, name, []) for name in ("body", "orelse", "finalbody")):
+                yield from _named_on_import(blocks)
+            for handler in getattr(node, "handlers", []):
+                yield from _named_on_import(handler.body)
+
+
+@pytest.mark.parametrize("room", sorted({name.partition(".")[0] for name in OTHER_PACKAGES}))
+def test_packages_of_others_are_imported_only_where_they_are_there(room: str) -> None:
+    """The stack is not installed where nox and the test process run, nor ``ray``, ``rich`` and ``jinja2`` in cells."""
+    known = {*sys.stdlib_module_names, "tomllib", "tomli", PACKAGE}
+    unexpected = []
+    for path in sorted((ROOT / PACKAGE / room).rglob("*.py")):
+        parts = path.relative_to(ROOT / PACKAGE).with_suffix("").parts
+        if "standin" in parts or parts[:3] == ("inference", "recording_engine", "vllm"):  # other packages
+            continue
+        prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        allowed = next(OTHER_PACKAGES[prefix] for prefix in prefixes if prefix in OTHER_PACKAGES)
+        named = {name.partition(".")[0] for name in _named_on_import(ast.parse(path.read_text(encoding="utf-8")).body)}
+        unexpected += [f"{'.'.join(parts)} imports {name}" for name in sorted(named - known - allowed)]
+    assert not unexpected
 
 
 @pytest.mark.parametrize(

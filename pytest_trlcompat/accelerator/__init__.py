@@ -41,16 +41,22 @@ def environment(devices: int = 2) -> dict[str, str]:
 
     Builds the accelerator if necessary. ``import torch`` in the child loads it. Real GPUs are hidden
     from the child, since PyTorch takes one kind of accelerator per process.
+
+    Raises:
+        AcceleratorError: there cannot be as many devices, or the build fails.
     """
     _check_count(devices)
     return child_variables(build(), devices)
 
 
 def activate(devices: int = 2) -> None:
-    """Give the running process ``devices`` software accelerators, ``npu:0`` on. A second call changes nothing.
+    """Give the running process ``devices`` software accelerators, from ``npu:0`` on. A second call changes nothing.
 
     Processes that are forked from this one have them too, as long as it has run no backward pass itself: PyTorch's
-    backward threads do not survive a fork. Raises AcceleratorError where torch has a real accelerator.
+    backward threads do not survive a fork.
+
+    Raises:
+        AcceleratorError: torch has a real accelerator, this process has another number of devices, or the build fails.
     """
     _check_count(devices)
     import torch
@@ -74,7 +80,10 @@ def activate(devices: int = 2) -> None:
 def show_devices(count: int) -> None:
     """Leave the running process only the first ``count`` devices, as CUDA_VISIBLE_DEVICES does before CUDA starts.
 
-    For ranks that are forked from a process with more of them. Raises RuntimeError where there are not as many.
+    For ranks that are forked from a process with more of them.
+
+    Raises:
+        RuntimeError: the process has fewer devices.
     """
     importlib.import_module("torch_npu")._C.show_devices(count)
 
@@ -98,9 +107,9 @@ def _refuse_beside_real_accelerator(torch: ModuleType, standin: str) -> None:
             "The software accelerator goes by the name npu, but this environment has a real torch_npu. "
             "Test on that one (device auto), or in an environment without it."
         )
-    found = _current_accelerator(torch)
-    if found is not None:
+    device = _current_accelerator(torch)
+    if device is not None:
         raise AcceleratorError(
-            f"The software accelerator was requested, but torch sees a real one ({found}). Test on that one "
-            f"(--trlcompat-device {found}), or hide it before Python starts, for CUDA with CUDA_VISIBLE_DEVICES=''."
+            f"The software accelerator was requested, but torch sees a real one ({device}). Test on that one "
+            f"(--trlcompat-device {device}), or hide it before Python starts, for CUDA with CUDA_VISIBLE_DEVICES=''."
         )

@@ -1,4 +1,4 @@
-"""Run a compiler or an interpreter, and leave nothing of it running. Imports only the standard library."""
+"""Run a compiler or an interpreter, and leave nothing of it running."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ __all__ = ["run"]
 
 
 def run(command: Sequence[str], source: str, temporary: Path, environment: Mapping[str, str]) -> tuple[int, str]:
-    """Exit status and output, both streams together; when this process is interrupted, nothing of it is left running.
+    """Run a command to its end. When this process is interrupted, the command and its children are killed.
 
     Args:
-        source: what it reads from its standard input.
+        source: what the command reads from its standard input.
         temporary: the folder for its temporary files.
+
+    Returns:
+        The exit status, and the output of both streams together.
     """
     environment = {**environment, "LC_ALL": "C", "TMPDIR": str(temporary)}
     process = subprocess.Popen(

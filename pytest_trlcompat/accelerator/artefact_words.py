@@ -1,7 +1,6 @@
 """The messages of failures that the software accelerator causes.
 
 A message that is missing here makes a library look faulty: add it, with an example that was observed.
-Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -34,10 +33,12 @@ _DEVICE = r"\w*(?:npu|PrivateUse1|privateuseone)\w*"
 
 
 class Words(NamedTuple):
-    """How a message is known, and what is said of it; ``{name}`` is what the pattern's group ``name`` has found.
+    """How a message is recognised, and how the artefact is described.
 
     Attributes:
         pattern: is searched in ``Type: message``.
+        name: of the artefact; ``{name}`` and ``{key}`` stand for what the pattern's groups have matched.
+        reason: see :class:`pytest_trlcompat.accelerator.artefacts.Artefact`.
     """
 
     what: What

@@ -6,14 +6,14 @@ module: a launch, the judge, bisection. A failure is an artefact if
 - it says so: an operator without a kernel for this device, a name that the stand-in for ``torch_npu`` lacks, a feature
   of torch that does not know the device;
 - or the process died in the device's native code, which every operator passes through;
-- or it was raised in a body of a library that an NPU alone takes (:mod:`pytest_trlcompat.accelerator.branches`). Only
-  the innermost frame counts, those of torch, of Python and of the stand-in left out: what such a body merely calls
+- or it was raised in a body of a library that only an NPU takes (:mod:`pytest_trlcompat.accelerator.branches`). Only
+  the innermost frame counts, without the frames of torch, of Python and of the stand-in: what such a body merely calls
   also runs on a GPU, and may be wrong there.
 
 An exception that was raised while an artefact was handled, or because of one, is an artefact too, since it would not
 have occurred otherwise. Check for a known issue's symptom first, which takes precedence.
 
-Imports only the standard library. It is used in ranks, in the test process, and where torch is not installed.
+It is used in ranks, in the test process, and where torch is not installed.
 """
 
 from __future__ import annotations
@@ -89,7 +89,11 @@ def in_force() -> bool:
 
 
 def of_exception(error: BaseException) -> Artefact | None:
-    """What this exception, raised in this process, is an artefact of; ``None`` if it may be the fault of a library."""
+    """The artefact behind an exception that was raised in this process.
+
+    Returns:
+        ``None`` if the failure may be the fault of a library, or this process has no software accelerator.
+    """
     if not in_force():
         return None
     return of_failure(
@@ -101,30 +105,37 @@ def of_exception(error: BaseException) -> Artefact | None:
 
 
 def of_failure(type_name: str, message: str, traceback: str, *, torch: str = "") -> Artefact | None:
-    """The same of a failure on the software accelerator that is known as text.
+    """The artefact behind a failure on the software accelerator that is known as text.
 
     Args:
         traceback: as Python formats it, with what it was raised from. The source files that it names are read, as
             far as they are here.
+
+    Returns:
+        ``None`` if the failure may be the fault of a library.
     """
-    own = _own_words(message)
-    if own is not None:
-        return own
+    stated = _own_words(message)
+    if stated is not None:
+        return stated
     *before, last = led_to(exceptions(traceback)) or [Raised((), "")]
     chain = [Raised(last.frames, f"{type_name}: {message}"), *reversed(before)]
     for words in (PLAIN, AMBIGUOUS):
         for raised in chain:
-            found = _by_words(raised.text, words, torch)
-            if found is not None:
-                return found
+            artefact = _by_words(raised.text, words, torch)
+            if artefact is not None:
+                return artefact
+    # Last, since it reads the source files of the library.
     return next(filter(None, (_by_place(raised, torch) for raised in chain)), None)
 
 
 def of_crash(how: str, stderr: str) -> Artefact | None:
-    """The same of a process that died, by the native stack that torch prints on a fatal signal.
+    """The artefact behind a process that died, by the native stack that torch prints on a fatal signal.
 
     Args:
-        how: ``was killed by SIGSEGV``.
+        how: the end in words, such as ``was killed by SIGSEGV``.
+
+    Returns:
+        ``None`` if no frame of that stack is the software accelerator's.
     """
     if _OWN_FRAME.search(stderr) is None:
         return None
@@ -137,20 +148,23 @@ def in_text(text: str) -> Artefact | None:
 
 
 def of_program(output: str) -> Artefact | None:
-    """What ended a program, by all that it printed.
+    """The artefact that ended a program, by all that the program printed.
 
-    Only what is said plainly counts, since the program may run on the CPU, and of exceptions only the last, with
-    those that led to it: a program may well print one that it has handled.
+    Only :data:`PLAIN` messages count, since the program may run on the CPU. Only the last exception and those that led
+    to it count, since a program may print an exception that it has handled.
+
+    Returns:
+        ``None`` if no such message is among them.
     """
-    own = _own_words(output)
-    if own is not None:
-        return own
+    stated = _own_words(output)
+    if stated is not None:
+        return stated
     text = without_prefixes(output)
     raised = exceptions(text)
     if raised and raised[-1].type_name not in _WRAPPERS:
         raised = led_to(raised)
-    texts = [each.text for each in reversed(raised)] or _short_style(output)
-    return next(filter(None, (_by_words(each, PLAIN, "") for each in texts)), None)
+    texts = [exception.text for exception in reversed(raised)] or _short_style(output)
+    return next(filter(None, (_by_words(message, PLAIN, "") for message in texts)), None)
 
 
 def _short_style(output: str) -> list[str]:
@@ -159,9 +173,9 @@ def _short_style(output: str) -> list[str]:
 
 
 def met(error: BaseException) -> Artefact | None:
-    """As :func:`of_exception`, for those who go on after it.
+    """As :func:`of_exception`, for callers that go on after the failure.
 
-    It is printed as well, for a rank that then hangs or fails in another way: :func:`printed_in`.
+    The artefact is also printed, for a rank that then hangs or fails in another way: :func:`printed_in`.
     """
     artefact = of_exception(error)
     if artefact is not None:
@@ -170,15 +184,18 @@ def met(error: BaseException) -> Artefact | None:
 
 
 def printed_in(stderr: str) -> Artefact | None:
-    """The one that a rank has :func:`met` first."""
+    """The artefact that a rank has :func:`met` first, by what the rank printed on stderr."""
     return _own_words(stderr)
 
 
 def error_text(error: BaseException, limit: int = 300) -> str:
-    """``Type: message``, the message cut, its location, and the whole of :meth:`Artefact.describe` where it is one.
+    """``Type: message`` and the location; for an artefact also the whole of :meth:`Artefact.describe`.
 
-    For those who go on after a failure and keep it as a text: :func:`in_text` finds the artefact there, and
+    For callers that go on after a failure and keep it as a text: :func:`in_text` finds the artefact there, and
     ``_location.apart`` the location.
+
+    Args:
+        limit: of the message, in characters.
     """
     artefact = met(error)
     text = _location.with_location(f"{type(error).__name__}: {text_of(error)[:limit]}", _location.of_exception(error))
@@ -186,7 +203,7 @@ def error_text(error: BaseException, limit: int = 300) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """The exception's text, also where it cannot be had."""
+    """The exception's text. An exception whose ``__str__`` fails has a text that says so."""
     try:
         return str(error)
     except Exception as broken:
@@ -194,20 +211,21 @@ def text_of(error: BaseException) -> str:
 
 
 def _own_words(text: str) -> Artefact | None:
+    # Most texts are long, and not ours. One word is looked for, since the sentence may have been wrapped.
     if _WHOSE.rpartition(" ")[2] not in text:
-        return None  # most texts are long, and not ours
-    found = _OWN_WORDS.search(" ".join(text.split()))
-    if found is None:
         return None
-    return Artefact(What(found["what"]), found["name"], found["reason"], found["torch"] or "")
+    match = _OWN_WORDS.search(" ".join(text.split()))
+    if match is None:
+        return None
+    return Artefact(What(match["what"]), match["name"], match["reason"], match["torch"] or "")
 
 
 def _by_words(text: str, words: Iterable[Words], torch: str) -> Artefact | None:
-    for each in words:
-        found = re.search(each.pattern, text)
-        if found is not None:
-            groups = {name: value or "?" for name, value in found.groupdict().items()}
-            return Artefact(each.what, each.name.format(**groups).strip(), each.reason, torch)
+    for known in words:
+        match = re.search(known.pattern, text)
+        if match is not None:
+            groups = {name: value or "?" for name, value in match.groupdict().items()}
+            return Artefact(known.what, known.name.format(**groups).strip(), known.reason, torch)
     return None
 
 
@@ -217,7 +235,14 @@ def _by_place(raised: Raised, torch: str) -> Artefact | None:
     if not foreign:
         return None
     path, line = foreign[-1]
-    branch = next((each for each in _branches(path) if line in each and each.certain and not each.shared), None)
+    branch = next(
+        (
+            candidate
+            for candidate in _branches(path)
+            if line in candidate and candidate.certain and not candidate.shared
+        ),
+        None,
+    )
     if branch is None:
         return None
     inside = f" in {branch.function}" if branch.function else ""
@@ -232,6 +257,7 @@ def _branches(path: str) -> tuple[Branch, ...]:
         return ()
 
 
+# The time of the change is only part of the cache's key: a file that was edited is read again.
 @functools.lru_cache(maxsize=64)
 def _branches_of(path: str, _changed: int) -> tuple[Branch, ...]:
     try:
@@ -242,6 +268,6 @@ def _branches_of(path: str, _changed: int) -> tuple[Branch, ...]:
 
 
 def _inside(path: str) -> str:
-    """A file from its package on."""
+    """The part of a path from the package on."""
     parts = re.split(r"(?:site|dist)-packages/", path.replace("\\", "/"))
     return parts[-1] if len(parts) > 1 else "/".join(path.replace("\\", "/").split("/")[-3:])

@@ -1,11 +1,10 @@
 """Where the source of a library goes another way on an NPU than on a CUDA GPU.
 
-The software accelerator bears the name of an NPU, so a library takes these ways on it, though no GPU does:
-what fails there says nothing about the library's users. Reads source by ``ast`` and runs none of it; imports only the
-standard library.
+The software accelerator bears the name of an NPU, so a library takes these branches on it, though no GPU does. What
+fails there says nothing about the library's users. The source is read by ``ast``; none of it is run.
 
 Each condition is judged for three cases: an NPU, a CUDA GPU, and, on a machine with a CUDA GPU, something that is on
-the CPU or not distributed. A body that the first can enter and the second cannot is one of an NPU alone, and the other
+the CPU or not distributed. A body belongs to an NPU alone if an NPU can enter it and a CUDA GPU cannot, and the other
 way round.
 """
 
@@ -33,7 +32,7 @@ __all__ = ["Branch", "Kind", "is_npu_file", "npu_branches"]
 
 @dataclass(frozen=True)
 class Branch:
-    """Source that is run on one of the two alone.
+    """Source that runs only on an NPU, or only on a CUDA GPU.
 
     Attributes:
         condition: what leads there, as source; of a function or a file its name.
@@ -64,13 +63,15 @@ class Branch:
 
 
 def npu_branches(source: str, path: str = "") -> list[Branch]:
-    """All such branches of a module, in the order of their lines; one within another of the same kind is part of it.
+    """All such branches of a module, in the order of their lines.
+
+    A branch within another of the same kind is part of that one.
 
     Args:
-        path: the module's file; one that is for NPUs by its name is a branch as a whole (:func:`is_npu_file`).
+        path: the module's file. A file that is for NPUs by its name is one branch as a whole (:func:`is_npu_file`).
 
     Raises:
-        SyntaxError, ValueError: when the source is no Python.
+        SyntaxError, ValueError: the source is not Python.
     """
     if path and is_npu_file(path):
         name = path.replace("\\", "/").rpartition("/")[2]
@@ -132,8 +133,9 @@ class _Scan:
         while isinstance(arm, ast.If):
             test = cases(arm.test)
             self._expressions(arm.test, left)
-            own = [] if (here & test).kind is (left & test).kind else refused
-            self._body(arm.body, left & test, here, "body", [*own, _written(arm.test)], arm.test.lineno)
+            # The refused conditions belong to the text only where this one alone does not tell whose the arm is.
+            earlier = [] if (here & test).kind is (left & test).kind else refused
+            self._body(arm.body, left & test, here, "body", [*earlier, _written(arm.test)], arm.test.lineno)
             after = after if _ends(arm.body) else after | (left & test)
             if (here & ~test).kind is not None:
                 refused = [*refused, f"not ({_written(arm.test)})"]
@@ -152,6 +154,7 @@ class _Scan:
         conditions: Sequence[str],
         line: int,
     ) -> None:
+        # In ``if a: b`` on one line, the line of a failure does not tell which of the two raised.
         shared = bool(body) and body[0].lineno == line
         self._report(body, there, here, form, " and ".join(conditions), line=line, shared=shared)
         self.statements(body, there)

@@ -1,7 +1,7 @@
 """Compile the software accelerator once per torch, interpreter and source, into a cache folder.
 
-Must not import torch: the process that requests a build may be a light one, such as the controller of a test run. Facts
-about torch are read from its files.
+The process that requests a build may be a light one, such as the controller of a test run. So torch is not imported
+here, and facts about torch are read from its files.
 
 The finished folder holds the stand-in package ``torch_npu`` with its shared object, and nothing else, so that a single
 entry on ``PYTHONPATH`` brings the device to the ranks, and to them alone.
@@ -104,10 +104,19 @@ class Torch:
 def build(*, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Path:
     """Compile the accelerator for this interpreter and its torch, unless the cache has it.
 
-    Returns the folder to put on ``sys.path`` or ``PYTHONPATH``. Any number of processes may call this at once: one
-    compiles, the others wait for it. ``progress`` gets a line whenever there is something to wait for (default: it is
-    printed on stderr). What another user could have changed is refused, and a file that is broken built again.
-    Raises AcceleratorError.
+    Any number of processes may call this at once: one compiles, the others wait for it. A build that another user could
+    have changed is refused, and a broken one is built again.
+
+    Args:
+        cache: the folder of the cache; by default :func:`cache_folder`.
+        progress: gets a line whenever there is something to wait for; by default the line is printed on stderr.
+
+    Returns:
+        The folder to put on ``sys.path`` or ``PYTHONPATH``.
+
+    Raises:
+        AcceleratorError: torch or a compiler is missing or unsuitable, the build or its self-test fails, or the cache
+            cannot be written or trusted.
     """
     report = progress or _print_progress
     torch = find_torch()
@@ -179,7 +188,11 @@ def cache_key(torch: Torch) -> str:
 
 
 def find_torch() -> Torch:
-    """Where the running interpreter would import torch from; raises AcceleratorError where there is none."""
+    """The torch that the running interpreter would import.
+
+    Raises:
+        AcceleratorError: there is none, or it does not name its version.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise AcceleratorError(
@@ -196,7 +209,11 @@ def find_torch() -> Torch:
 
 
 def find_compiler() -> list[str]:
-    """The C++ compiler as a command: ``$CXX``, which may carry arguments, else the first of ``COMPILERS``."""
+    """The C++ compiler as a command: ``$CXX``, which may carry arguments, else the first of ``COMPILERS``.
+
+    Raises:
+        AcceleratorError: there is no such program.
+    """
     chosen = shlex.split(os.environ.get("CXX", ""))
     if chosen and shutil.which(chosen[0]) is None:
         raise AcceleratorError(
@@ -217,7 +234,7 @@ def find_compiler() -> list[str]:
 
 
 def _files(top: Path) -> list[Path]:
-    """Every source file, in a fixed order; bytecode that an interpreter left behind is none."""
+    """Every source file, in a fixed order, without the bytecode that an interpreter left behind."""
     return sorted(path for path in top.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
 
@@ -233,7 +250,7 @@ def _damage(target: Path) -> str | None:
 
 
 def _build_into(target: Path, torch: Torch, report: Progress) -> None:
-    """Build beside ``target``, then rename. Called under the lock."""
+    """Build in a folder next to ``target``, then rename it. Called under the lock."""
     for leftover in (target, *target.parent.glob(f".{target.name}.*")):  # of a build that was killed
         shutil.rmtree(leftover, ignore_errors=True)
     compiler = find_compiler()
@@ -280,6 +297,7 @@ def _compile(compiler: Sequence[str], torch: Torch, work: Path, log: Path) -> No
     status, output = _child.run(command, unit, work, os.environ)
     log.write_text(f"{shlex.join(command)}\n{output}", encoding="utf-8")
     if status != 0:
+        # The cause is not the compiler's: the same advice is due as where this process meets the full disk itself.
         if DISK_FULL in output:
             raise OSError(errno.ENOSPC, DISK_FULL)
         tail = "\n".join(output.splitlines()[-TAIL_LINES:])

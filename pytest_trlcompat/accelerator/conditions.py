@@ -1,7 +1,4 @@
-"""In which of three cases a condition in a library's source holds: an NPU, a CUDA GPU, or neither on a CUDA machine.
-
-Imports only the standard library.
-"""
+"""In which of three cases a condition in a library's source holds: an NPU, a CUDA GPU, or neither on a CUDA machine."""
 
 from __future__ import annotations
 
@@ -43,6 +40,7 @@ _ASKS = re.compile(r"^_?(?:is|has|requires?|skip)_")
 _NPU_VALUES = frozenset({"npu", "multi_npu", "hccl", "torch_npu"})
 _CUDA_VALUES = frozenset({"cuda", "multi_gpu", "nccl"})
 
+# Functions whose text argument says what the library asks for: a package, an attribute, the start of a device's name.
 _LOOKUPS = {"hasattr", "getattr", "find_spec", "_is_package_available", "startswith", "import_module"}
 
 _Truth = bool | None
@@ -57,9 +55,9 @@ class Cases:
     host: _Truth
 
     def __invert__(self) -> Cases:
-        return self._each(lambda truth: None if truth is None else not truth)
+        return self._map(lambda truth: None if truth is None else not truth)
 
-    def _each(self, change: Callable[[_Truth], _Truth]) -> Cases:
+    def _map(self, change: Callable[[_Truth], _Truth]) -> Cases:
         return Cases(change(self.npu), change(self.cuda), change(self.host))
 
     def __and__(self, other: Cases) -> Cases:
@@ -76,10 +74,10 @@ class Cases:
         return Kind.CUDA if self.npu is False and self.cuda is not False else None
 
 
-def _both(one: _Truth, other: _Truth) -> _Truth:
-    if one is False or other is False:
+def _both(left: _Truth, right: _Truth) -> _Truth:
+    if left is False or right is False:
         return False
-    return True if one and other else None
+    return True if left and right else None
 
 
 ALWAYS = Cases(True, True, True)
@@ -90,7 +88,7 @@ NEVER = Cases(False, False, False)
 
 
 def cases(test: ast.AST) -> Cases:
-    """In which of the three cases a condition holds."""
+    """In which of the three cases a condition of a library's source holds."""
     if isinstance(test, ast.BoolOp):
         result = cases(test.values[0])
         for value in test.values[1:]:
@@ -138,12 +136,13 @@ def _of_name(name: str) -> Cases:
 def _of_comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Cases:
     negated = isinstance(operator, (ast.NotEq, ast.NotIn, ast.IsNot))
     if isinstance(right, ast.Constant) and right.value is None and isinstance(operator, (ast.Is, ast.IsNot, ast.Eq)):
-        found = cases(left)
-        return UNKNOWN if found == UNKNOWN else (found if negated else ~found)
+        # ``find_spec("torch_npu") is not None``: a lookup answers None where there is no such device.
+        not_none = cases(left)
+        return UNKNOWN if not_none == UNKNOWN else (not_none if negated else ~not_none)
     if isinstance(operator, (ast.Eq, ast.NotEq, ast.In, ast.NotIn, ast.Is, ast.IsNot)):
         values = _values(right) or _values(left)
-        found = _of_values(values, _values(left) != set() and isinstance(operator, (ast.In, ast.NotIn)))
-        return ~found if negated else found
+        equal = _of_values(values, _values(left) != set() and isinstance(operator, (ast.In, ast.NotIn)))
+        return ~equal if negated else equal
     counts = cases(left)  # torch.npu.device_count() > 1
     more = isinstance(operator, (ast.Gt, ast.GtE))
     return counts & UNKNOWN if more else UNKNOWN
@@ -195,10 +194,10 @@ def _dotted(expression: ast.AST) -> str:
 
 
 def names_npu(name: str) -> bool:
-    """Whether a part of a dotted name is that of an NPU: ``torch.npu``, ``is_torch_npu_available``."""
+    """Whether a part of a dotted name names an NPU: ``torch.npu``, ``is_torch_npu_available``."""
     return any(_NPU_NAME.search(part) for part in name.split("."))
 
 
 def asks_for_npu(function: str) -> bool:
-    """Whether a function with this name checks for an NPU: it runs on every machine."""
+    """Whether a function with this name checks for an NPU, and so runs on every machine."""
     return _ASKS.match(function) is not None

@@ -1,7 +1,4 @@
-"""What is done about each way that a library goes on NPUs alone, or on CUDA GPUs alone: ``npu_branches.toml``.
-
-Needs ``packaging``.
-"""
+"""What is done about each branch that a library takes only on NPUs, or only on CUDA GPUs: ``npu_branches.toml``."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["PACKAGES", "Decision", "DecisionError", "Entry", "Found", "decide", "load"]
+__all__ = ["PACKAGES", "Decision", "DecisionError", "Entry", "LocatedBranch", "decide", "load"]
 
 PACKAGES = ("transformers", "accelerate", "trl", "deepspeed", "peft", "datasets")
 TABLE = Path(__file__).with_name("npu_branches.toml")
@@ -50,8 +47,8 @@ class DecisionError(ValueError):
 
 
 @dataclass(frozen=True)
-class Found:
-    """A branch, and where it is."""
+class LocatedBranch:
+    """A branch, and the package, release and file that have it."""
 
     package: str
     version: str
@@ -97,12 +94,12 @@ class Entry:
     def _specifiers(self) -> SpecifierSet:
         return SpecifierSet(self.versions)
 
-    def holds_for(self, found: Found) -> bool:
+    def holds_for(self, located: LocatedBranch) -> bool:
         return (
-            found.package == self.package
-            and self._specifiers.contains(found.version, prereleases=True)
-            and any(_pattern(at).fullmatch(found.location) for at in self.at)
-            and any(_about(condition, found.branch.condition) for condition in self.condition)
+            located.package == self.package
+            and self._specifiers.contains(located.version, prereleases=True)
+            and any(_pattern(at).fullmatch(located.location) for at in self.at)
+            and any(_about(condition, located.branch.condition) for condition in self.condition)
         )
 
 
@@ -119,9 +116,9 @@ def load(path: Path = TABLE) -> tuple[Entry, ...]:
     return tuple(_entry(number, values) for number, values in enumerate(raw.get("branch", []), start=1))
 
 
-def decide(found: Found, entries: Iterable[Entry]) -> Entry | None:
-    """The first entry that holds for a branch."""
-    return next((entry for entry in entries if entry.holds_for(found)), None)
+def decide(located: LocatedBranch, entries: Iterable[Entry]) -> Entry | None:
+    """The first entry that holds for a branch; ``None`` if nobody has decided about it."""
+    return next((entry for entry in entries if entry.holds_for(located)), None)
 
 
 _KEYS = {"package", "versions", "at", "condition", "decision", "reason", "by"}
@@ -146,6 +143,7 @@ def _entry(number: int, values: Mapping[str, Any]) -> Entry:
 
 
 def _about(pattern: str, condition: str) -> bool:
+    """Whether a pattern of the table matches a condition or, as often as it is negated, its opposite."""
     if _pattern(pattern).fullmatch(condition):
         return True
     opposite = re.fullmatch(r"not \((.*)\)", condition, re.DOTALL)

@@ -1,12 +1,12 @@
-"""Branches of the libraries for NPUs alone, or for CUDA GPUs alone, about which ``npu_branches.toml`` says nothing.
+"""The branches for NPUs alone, or for CUDA GPUs alone, about which ``npu_branches.toml`` says nothing.
 
-The software accelerator bears the name of an NPU, so a release that brings a branch nobody has decided about may show
-what no user of a GPU meets, or hide what one does meet. As a program this lists such branches, of the environment that
-runs it or of others, and exits with 1 if there are any::
+The software accelerator bears the name of an NPU. So a release with a branch that nobody has decided about may show
+failures that no user of a GPU meets, or hide failures that one does meet. As a program this lists such branches, of the
+environment that runs it or of others, and exits with 1 if there are any::
 
     python -m pytest_trlcompat.accelerator.decisions [--unused] [--page FILE] [SITE_PACKAGES ...]
 
-Reads sources (:mod:`pytest_trlcompat.accelerator.branches`) and imports none of them. Needs ``packaging``.
+The libraries' sources are read (:mod:`pytest_trlcompat.accelerator.branches`), and none of them is imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat.accelerator.branches import npu_branches
-from pytest_trlcompat.accelerator.decision_table import PACKAGES, Found, decide, load
+from pytest_trlcompat.accelerator.decision_table import PACKAGES, LocatedBranch, decide, load
 from pytest_trlcompat.accelerator.decisions_page import page
 
 __all__ = ["installed", "main", "scan"]
@@ -30,14 +30,14 @@ def installed(site_packages: Sequence[str] | None = None) -> Iterator[tuple[str,
     paths = [None] if site_packages is None else [[path] for path in site_packages]
     for path in paths:
         options: dict[str, Any] = {} if path is None else {"path": path}
-        found = {item.metadata["Name"]: item for item in importlib.metadata.distributions(**options)}
+        distributions = {item.metadata["Name"]: item for item in importlib.metadata.distributions(**options)}
         for name in PACKAGES:
-            if name in found:
-                yield name, found[name].version, Path(str(found[name].locate_file(name)))
+            if name in distributions:
+                yield name, distributions[name].version, Path(str(distributions[name].locate_file(name)))
 
 
-def scan(package: str, version: str, folder: Path) -> Iterator[Found]:
-    """Every branch of a release whose files are in ``folder``."""
+def scan(package: str, version: str, folder: Path) -> Iterator[LocatedBranch]:
+    """Every branch of a release whose files are in ``folder``; files that are not Python are passed over."""
     for path in sorted(folder.rglob("*.py")):
         file = path.relative_to(folder).as_posix()
         try:
@@ -45,7 +45,7 @@ def scan(package: str, version: str, folder: Path) -> Iterator[Found]:
         except (SyntaxError, ValueError):  # templates, and files for other releases of Python
             continue
         for branch in branches:
-            yield Found(package, version, file, branch)
+            yield LocatedBranch(package, version, file, branch)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,13 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     undecided, used, count = 0, set(), 0
     for package, version, folder in installed(options.site_packages or None):
-        for found in scan(package, version, folder):
+        for located in scan(package, version, folder):
             count += 1
-            entry = decide(found, entries)
+            entry = decide(located, entries)
             used.add(entry)
             if entry is None:
                 undecided += 1
-                print(f"undecided: {found.describe()}")
+                print(f"undecided: {located.describe()}")
     unused = [entry for entry in entries if entry not in used] if options.unused else []
     for entry in unused:
         print(f"decides nothing: {entry.package} {entry.versions} {', '.join(entry.at)}: {', '.join(entry.condition)}")

@@ -1,6 +1,6 @@
-"""The self-test of a build: run once, stored with it, and read whenever the build is used.
+"""The self-test of a build: run once, stored with the build, and read whenever the build is used.
 
-What it checks is ``torch_npu.selftest``, in the stand-in, which imports torch; this module does not.
+The checks are in ``torch_npu.selftest``, in the stand-in, which imports torch; this module does not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TAIL_LINES = 20
 
 @dataclass(frozen=True)
 class SelfTest:
-    """What was found.
+    """The outcome of a self-test.
 
     Attributes:
         failures: check to what went wrong; empty where the accelerator works.
@@ -40,12 +40,12 @@ class SelfTest:
 
 
 def perform(folder: Path, variables: Mapping[str, str]) -> None:
-    """Run the self-test of the build in ``folder`` and keep its result there.
+    """Run the self-test of the build in ``folder`` and store its result there.
 
-    A failure is kept as well: it would be the same after another build.
+    A failure is stored as well: it would be the same after another build.
 
     Args:
-        variables: what gives a child Python two devices of this build.
+        variables: the environment variables that give a child Python two devices of this build.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     environment.pop("GLOO_SOCKET_IFNAME", None)  # of launches on several machines
@@ -55,7 +55,11 @@ def perform(folder: Path, variables: Mapping[str, str]) -> None:
 
 
 def read(folder: Path) -> SelfTest:
-    """What was found when ``folder`` was built."""
+    """The outcome of the self-test that was run when ``folder`` was built.
+
+    Raises:
+        OSError: the build has no such file.
+    """
     document = json.loads((folder / FILE).read_text(encoding="utf-8"))
     failures = {name: text for name, text in document["checks"].items() if text is not None}
     return SelfTest(failures, document["absent"])

@@ -1,4 +1,4 @@
-"""The SHA-256 sums of a build's files, in the format of ``sha256sum``. Imports only the standard library."""
+"""The SHA-256 sums of a build's files, in the format of ``sha256sum``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ FILE = "SHA256SUMS"
 
 
 def write(folder: Path) -> None:
-    """Record the sums of all files in ``folder``, to which nobody else can write from then on."""
+    """Record the sums of all files in ``folder``. From then on, nobody else can write to them."""
     lines = []
     for module in list(folder.rglob("*.py")):
-        # Python would make it, with a umask of 0 for everybody to write to.
+        # Otherwise Python makes this folder later, and with a umask of 0 everybody can write to it.
         (module.parent / "__pycache__").mkdir(exist_ok=True)
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
         path.chmod(path.stat().st_mode & ~0o022)
@@ -28,7 +28,7 @@ def write(folder: Path) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    """The files of a build, relative to its folder: those that have a sum, and that of the sums."""
+    """The files of a build, relative to its folder: the file of the sums, and the files that have a sum."""
     return [FILE, *(name for name, _ in _read(folder))]
 
 
@@ -38,10 +38,10 @@ def damage(folder: Path) -> str | None:
         recorded = _read(folder)
     except (OSError, ValueError):
         return FILE
-    for name, wanted in recorded:
+    for name, recorded_sum in recorded:
         path = folder / name
         try:
-            if _sum(path) != wanted:
+            if _sum(path) != recorded_sum:
                 return name
         except OSError:
             return name
@@ -49,13 +49,13 @@ def damage(folder: Path) -> str | None:
 
 
 def _read(folder: Path) -> list[tuple[str, str]]:
-    found = []
+    recorded = []
     for line in (folder / FILE).read_text(encoding="utf-8").splitlines():
         digest, sign, name = line.partition("  ")
         if not sign or ".." in name.split("/") or name.startswith("/"):
             raise ValueError(f"{line!r} is not a sum and a name")
-        found.append((name, digest))
-    return found
+        recorded.append((name, digest))
+    return recorded
 
 
 def _sum(path: Path) -> str:

@@ -1,7 +1,4 @@
-"""Reads tracebacks that are known as text: every exception, its frames, and what led to what.
-
-Imports only the standard library.
-"""
+"""Reads tracebacks that are known as text: every exception, its frames, and which exception led to which."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ class Raised:
 
 def exceptions(text: str) -> list[Raised]:
     """All the exceptions of a formatted traceback, or of a program's output, in the order of the text."""
-    found: list[Raised] = []
+    in_order: list[Raised] = []
     frames: list[tuple[str, int]] | None = None
     chained = False
     lines = text.splitlines()
@@ -54,10 +51,10 @@ def exceptions(text: str) -> list[Raised]:
             if frame:
                 frames.append((frame["path"], int(frame["line"])))
             elif raised:
-                said = f"{raised['type'].rpartition('.')[2]}: {raised['message'] or ''}"
-                found.append(Raised(tuple(frames), "\n".join([said, *_rest(lines[number + 1 :])]), chained))
+                headline = f"{raised['type'].rpartition('.')[2]}: {raised['message'] or ''}"
+                in_order.append(Raised(tuple(frames), "\n".join([headline, *_rest(lines[number + 1 :])]), chained))
                 frames, chained = None, False
-    return found
+    return in_order
 
 
 def _rest(lines: Iterable[str]) -> Iterator[str]:
@@ -69,7 +66,7 @@ def _rest(lines: Iterable[str]) -> Iterator[str]:
 
 
 def led_to(raised: Sequence[Raised]) -> list[Raised]:
-    """The last exception, and those before it that led to it, in the order of the text."""
+    """The last exception and, before it, those that led to it, in the order of the text."""
     first = len(raised) - 1
     while first > 0 and raised[first].chained:
         first -= 1
@@ -77,5 +74,5 @@ def led_to(raised: Sequence[Raised]) -> list[Raised]:
 
 
 def without_prefixes(output: str) -> str:
-    """A program's output without what torchrun and pytest put before each line, ``[rank0]:`` and ``E``."""
+    """A program's output without the prefixes ``[rank0]:`` and ``E``, which torchrun and pytest put before lines."""
     return "\n".join(_PREFIX.sub("", line.rstrip()) for line in output.splitlines())

@@ -1,7 +1,4 @@
-"""What the command line says, checked before anything is run.
-
-Imports only the standard library, ``packaging``, the catalogue and the matrix.
-"""
+"""What the command line says, checked before anything is run."""
 
 from __future__ import annotations
 
@@ -49,8 +46,8 @@ def parse_predicate(
     """
     named = [name for name in ("issue", "pytest", "command") if getattr(options, name) is not None]
     if len(named) != 1:
-        found = " and ".join(f"--{name}" for name in named) or "none of them"
-        raise BisectError(f"exactly one of --issue, --pytest and --command must say what is bad; found {found}")
+        options_named = " and ".join(f"--{name}" for name in named) or "none of them"
+        raise BisectError(f"exactly one of --issue, --pytest and --command must say what is bad; found {options_named}")
     if options.strategy != "*" and options.command is not None:
         raise BisectError("--strategy chooses among the checks of --issue or --pytest; --command is a single check")
     if options.issue is not None:
@@ -185,12 +182,12 @@ def parse_clones(texts: Iterable[str]) -> dict[str, Clone]:
     Raises:
         BisectError: for another form, or a package outside of the stack.
     """
-    found = {}
+    clones = {}
     for text in texts:
         package, sign, path = text.partition("=")
         if not sign or not path:
             raise BisectError(f"--clone {text}: write PACKAGE=FOLDER, for example transformers=../transformers")
         if package not in PACKAGES:
             raise BisectError(f"--clone {text}: the package must be one of {', '.join(PACKAGES)}")
-        found[package] = Clone(Path(path).expanduser().resolve())
-    return found
+        clones[package] = Clone(Path(path).expanduser().resolve())
+    return clones

@@ -2,7 +2,6 @@
 
 Which of the packages is found by delta debugging: Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing
 Input" (2002), with its third outcome: incompatible versions are inconclusive.
-Imports only the standard library, ``packaging``, this package and the matrix.
 """
 
 from __future__ import annotations
@@ -188,6 +187,7 @@ class CulpritFinder:
             return Attribution(tuple(names), True, after)
         target = self.session.policy.after
         exact = PartialUpdates(self.matrix, self.layout, before, after, self.folder)
+        # Dependencies of a guessed package may move with it; delta debugging needs sets that are tested as they are.
         loose = dataclasses.replace(exact, strict=False)
 
         def answer(updates: PartialUpdates, chosen: frozenset[str]) -> Answer:
@@ -297,6 +297,7 @@ def ddmin(names: Sequence[str], test: Callable[[frozenset[str]], Answer], target
         if complement is not None:
             current, parts = complement, max(parts - 1, 2)
         elif parts < len(current):
+            # Neither a part nor what is left without one shows it: look at smaller parts.
             parts = min(len(current), 2 * parts)
         else:
             break

@@ -1,7 +1,4 @@
-"""The bisector: one search over one source of candidates, step by step, each step kept as it comes.
-
-Imports only the standard library and this package.
-"""
+"""The bisector: one search over one source of candidates, step by step, each step kept as it comes."""
 
 from __future__ import annotations
 
@@ -96,10 +93,11 @@ class _Bisector:
     # Testing
 
     def _start(self, workers: Workers, step: NextTest, votes: Votes) -> None:
-        """Have this step's candidate running, and beside it as many of the next possible ones as there are jobs."""
-        wanted = self._next_possible(step, votes)
-        workers.stop(workers.running() - set(wanted))
-        for index in wanted:
+        """Run this step's candidate, and as many of the next possible ones as there are jobs."""
+        planned = self._next_possible(step, votes)
+        # The last answer has ruled these out.
+        workers.stop(workers.running() - set(planned))
+        for index in planned:
             if index not in workers.running():
                 candidate = self.candidates[index]
                 if index == step.index:
@@ -111,29 +109,30 @@ class _Bisector:
 
     def _next_possible(self, step: NextTest, votes: Votes) -> list[int]:
         """This step's candidate, and those that would come next after either answer."""
-        wanted, futures = [step.index], [(step.index, votes)]
-        while futures and len(wanted) < self.session.jobs:
+        planned, futures = [step.index], [(step.index, votes)]
+        while futures and len(planned) < self.session.jobs:
             index, known = futures.pop(0)
             for answer in (Answer.GOOD, Answer.BAD):
+                # As doubtful as a real answer is at least.
                 assumed = {**known, index: [*known.get(index, []), Vote(answer, self.session.noise)]}
                 then = plan(self.count, assumed, self.session.policy)
-                if isinstance(then, NextTest) and then.index not in wanted and not then.again:
-                    wanted.append(then.index)
+                if isinstance(then, NextTest) and then.index not in planned and not then.again:
+                    planned.append(then.index)
                     futures.append((then.index, assumed))
-        return wanted[: self.session.jobs]
+        return planned[: self.session.jobs]
 
     def _finish(self, index: int, done: Evaluation) -> None:
         candidate = self.candidates[index]
         self.session.keep(candidate, done)
         self._define_signature()
-        self._report(index, done.identity, done.observation, kept=done.reused is not None, reused=done.reused)
+        self._report(index, done.identity, done.observation, from_journal=done.reused is not None, reused=done.reused)
 
     # What is known
 
     def _observations(self, index: int) -> list[Observation]:
         journal = self.session.journal
-        kept = journal.observations(journal.identity(self.candidates[index].key))
-        return [observation.only(self.session.checks) for observation in kept]
+        observations = journal.observations(journal.identity(self.candidates[index].key))
+        return [observation.only(self.session.checks) for observation in observations]
 
     def _votes(self) -> Votes:
         votes = {}
@@ -153,14 +152,20 @@ class _Bisector:
         for index in sorted(set(votes) - self.reported):
             identity = self.session.journal.identity(self.candidates[index].key)
             assert identity is not None
-            self._report(index, identity, self._observations(index)[-1], kept=True)
+            self._report(index, identity, self._observations(index)[-1], from_journal=True)
 
     def _report(
-        self, index: int, identity: str, observation: Observation, *, kept: bool, reused: str | None = None
+        self, index: int, identity: str, observation: Observation, *, from_journal: bool, reused: str | None = None
     ) -> None:
         self.reported.add(index)
         self.session.add_step(
-            self.phase, self.candidates[index], identity, observation, self.signature, kept=kept, reused=reused
+            self.phase,
+            self.candidates[index],
+            identity,
+            observation,
+            self.signature,
+            from_journal=from_journal,
+            reused=reused,
         )
 
     def _define_signature(self) -> None:
@@ -183,17 +188,17 @@ class _Bisector:
 
     # The end
 
-    def _change_point(self, found: Found, votes: Votes) -> ChangePoint:
+    def _change_point(self, change: Found, votes: Votes) -> ChangePoint:
         assert self.signature is not None
         journal = self.session.journal
-        before, after = self.candidates[found.before], self.candidates[found.after]
+        before, after = self.candidates[change.before], self.candidates[change.after]
         return ChangePoint(
             before=before,
             after=after,
             before_identity=journal.identity(before.key) or "",
             after_identity=journal.identity(after.key) or "",
-            inconclusive=tuple(self.candidates[found.before + 1 : found.after]),
-            confidence=found.confidence,
+            inconclusive=tuple(self.candidates[change.before + 1 : change.after]),
+            confidence=change.confidence,
             signature=self.signature,
             count=self.count,
             tested=len(votes),

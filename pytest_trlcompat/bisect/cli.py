@@ -1,7 +1,4 @@
-"""The command line: ``trlcompat bisect releases | days | commits | test``.
-
-Imports only the standard library, this package and those below it.
-"""
+"""The command line: ``trlcompat bisect releases | days | commits | test``."""
 
 from __future__ import annotations
 
@@ -214,15 +211,15 @@ def _run(parsed: argparse.Namespace, words: Sequence[str]) -> int:
 
 def _anywhere(words: Sequence[str]) -> list[str]:
     """A command line whose clones are not where they are on this machine."""
-    found = list(words)
-    for number, word in enumerate(found):
-        after = number > 0 and found[number - 1] == "--clone"
+    moved = list(words)
+    for number, word in enumerate(moved):
+        after = number > 0 and moved[number - 1] == "--clone"
         option, value = ("", word) if after else ("--clone=", word.removeprefix("--clone="))
         if after or word.startswith(option):
             package, sign, folder = value.rpartition("=")
             if Path(folder).is_absolute():
-                found[number] = f"{option}{package}{sign}/path/to/{Path(folder).name}"
-    return found
+                moved[number] = f"{option}{package}{sign}/path/to/{Path(folder).name}"
+    return moved
 
 
 def _say(text: str) -> None:
@@ -231,7 +228,7 @@ def _say(text: str) -> None:
 
 def _without(words: Sequence[str], options: Sequence[str]) -> list[str]:
     """A command line without some options and their values."""
-    kept = []
+    rest = []
     skip = False
     for word in words:
         if skip:
@@ -239,5 +236,5 @@ def _without(words: Sequence[str], options: Sequence[str]) -> list[str]:
         elif word in options:
             skip = True
         elif not word.startswith(tuple(f"{option}=" for option in options)):
-            kept.append(word)
-    return kept
+            rest.append(word)
+    return rest

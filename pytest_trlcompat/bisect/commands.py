@@ -1,7 +1,4 @@
-"""The four commands, from checked arguments to the result's files.
-
-Imports only the standard library, this package and those below it.
-"""
+"""The four commands, from checked arguments to the result's files."""
 
 from __future__ import annotations
 
@@ -144,17 +141,17 @@ def releases(request: Request) -> int:
     held = arguments.parse_held(options, searched=package)
     _find_release_day(request, held)
     session, clones = request.session(request.predicate()), request.clones()
-    found = releases_between(request.listing(package), first, last, pre=options.pre, yanked=options.yanked)
-    for line in found.left_out:
+    searched = releases_between(request.listing(package), first, last, pre=options.pre, yanked=options.yanked)
+    for line in searched.left_out:
         request.say(f"left out: {line}")
-    if len(found.versions) == 2:
+    if len(searched.versions) == 2:
         request.say(f"no release between {first} and {last}: only these two are tested")
     else:
-        request.say(f"{len(found.versions)} releases of {package} from {first} to {last}")
-    source = Releases(request.matrix, request.layout, package, found.versions, held, request.folder)
+        request.say(f"{len(searched.versions)} releases of {package} from {first} to {last}")
+    source = Releases(request.matrix, request.layout, package, searched.versions, held, request.folder)
     if options.rest == "fixed":
-        newest = lock_for(request.matrix, Cell(source.pins(found.versions[-1])), request.layout)
-        source = Releases(request.matrix, request.layout, package, found.versions, held, request.folder, newest)
+        newest = lock_for(request.matrix, Cell(source.pins(searched.versions[-1])), request.layout)
+        source = Releases(request.matrix, request.layout, package, searched.versions, held, request.folder, newest)
     culprit = request.finder(session, clones).of_releases(bisect(session, "releases", source), package)
     return _finish(request, session, culprit, package=package, rest=options.rest, held=held)
 

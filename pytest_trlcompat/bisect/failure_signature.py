@@ -1,7 +1,6 @@
 """The failure that is searched for: what failed at the bad end and passed at the good one.
 
 Every other observation is compared with it, so that the search does not drift to another failure.
-Imports only the standard library and this package.
 """
 
 from __future__ import annotations

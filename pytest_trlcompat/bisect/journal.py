@@ -1,7 +1,6 @@
 """The journal: every observation as it comes, one JSON line each, so that nothing is run twice.
 
 One journal for each predicate, shared by all commands that use it, since an observation depends on the versions alone.
-Imports only the standard library and this package.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Entry:
 
 
 class Journal:
-    """Observations of one predicate, in ``steps.jsonl``; the locks they were made with beside it."""
+    """Observations of one predicate, in ``steps.jsonl``, and the locks that they were made with, in the same folder."""
 
     def __init__(self, folder: Path, *, fresh: bool = False) -> None:
         """
@@ -88,8 +87,8 @@ class Journal:
     def add(self, candidate: str, label: str, identity: str, observation: Observation) -> Entry:
         """Add an observation, without secrets; it is on the disk when this returns."""
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        kept = Observation.from_json(redacted_values(observation.to_json()))
-        entry = Entry(candidate, label, identity, kept, now)
+        without_secrets = Observation.from_json(redacted_values(observation.to_json()))
+        entry = Entry(candidate, label, identity, without_secrets, now)
         self._append({"kind": "observation", **entry.to_json()})
         self._remember(entry)
         return entry
@@ -121,6 +120,7 @@ class Journal:
         with self._locked(), open(self._path, "ab", buffering=0) as file:
             before = os.fstat(file.fileno()).st_size
             try:
+                # Without a buffer a full disk may take a part of the line and raise nothing.
                 if file.write(data) != len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
                 os.fsync(file.fileno())
@@ -129,7 +129,7 @@ class Journal:
                 raise
 
     def _locked(self) -> AbstractContextManager[None]:
-        """Beside the journal, since a repaired journal is another file."""
+        """A file of its own in the same folder, since a repaired journal is another file than before."""
         return locked(self.folder / ".steps.lock")
 
     def _read(self) -> None:

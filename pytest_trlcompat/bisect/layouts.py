@@ -1,7 +1,4 @@
-"""Where a bisect keeps its files: below the checkout, or in the user's cache folder when only the package is installed.
-
-Imports only the standard library, the accelerator's cache folder and the matrix.
-"""
+"""Where a bisect keeps its files: below the checkout, or in the user's cache folder if there is no checkout."""
 
 from __future__ import annotations
 
@@ -26,8 +23,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class InstalledLayout(Layout):
-    """The files of an installed wheel. ``root`` is a copy of the package alone: other packages lie beside the installed
-    one, and must not get into the environments under test."""
+    """The files of an installed wheel. ``root`` is a copy of the package alone: site-packages holds other packages as
+    well, which must not get into the environments under test."""
 
     cache: Path
 
@@ -49,7 +46,7 @@ class InstalledLayout(Layout):
 
     @property
     def editable(self) -> bool:
-        return False  # the metadata is beside the copy
+        return False  # the copy has the package's metadata with it
 
     @property
     def results(self) -> Path:

@@ -39,12 +39,12 @@ main(*sys.argv[3:])
 """It waits for the end of a process, named by a descriptor (``pidfd_open``), before it imports anything else."""
 
 
-def remove(state: Path, clones: Iterable[Clone] = (), *, own: bool = False) -> int:
+def remove(state: Path, clones: Iterable[Clone] = (), *, own_too: bool = False) -> int:
     """Remove the files of commits and of runs whose process has ended.
 
     Args:
         state: the folder of all commands, with their journals.
-        own: also those of this process, which is done with them.
+        own_too: also those of this process, which is done with them.
 
     Returns:
         How many folders were removed.
@@ -52,9 +52,9 @@ def remove(state: Path, clones: Iterable[Clone] = (), *, own: bool = False) -> i
     count = 0
     for clone in clones:
         with contextlib.suppress(BisectError):  # the command itself says what is wrong with a clone
-            count += clone.remove_worktrees((state / "work").resolve(), own=own)
+            count += clone.remove_worktrees((state / "work").resolve(), own_too=own_too)
     for folder in state.glob("*/work/run-*"):
-        if is_over(folder.name.split("-")[1], own=own):
+        if is_over(folder.name.split("-")[1], own_too=own_too):
             shutil.rmtree(folder, ignore_errors=True)
             count += 1
     return count
@@ -76,12 +76,13 @@ def removed(state: Path, clones: Sequence[Clone]) -> Iterator[None]:
         else:
             os.environ[_VARIABLE] = before
         with _processes.ignore_signals():
-            remove(state, clones, own=True)
+            remove(state, clones, own_too=True)
             watcher.kill()
             watcher.wait()
 
 
 def _start(mark: str, state: Path, clones: Sequence[Clone]) -> subprocess.Popen[bytes]:
+    # Not the process number, which the system may have given to another process by the time somebody looks.
     command = _processes.beyond_standard(os.pidfd_open(os.getpid()))
     try:
         return subprocess.Popen(
@@ -108,9 +109,10 @@ def main(mark: str, state: str, *clones: str) -> None:
     """
     deadline = time.monotonic() + _PATIENCE
     quiet = 0
+    # Three quiet looks in a row: a worker that is just ending may still start something or leave a folder.
     while quiet < 3 and time.monotonic() < deadline:
-        found = _processes.marked(mark)
+        processes = _processes.marked(mark)
         _processes.kill_marked(mark)
         removed = remove(Path(state), [Clone(Path(clone)) for clone in clones])
-        quiet = 0 if found or removed else quiet + 1
+        quiet = 0 if processes or removed else quiet + 1
         time.sleep(_POLL)

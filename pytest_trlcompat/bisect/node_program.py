@@ -1,7 +1,6 @@
 """Observes one candidate on a node of a cluster: ``python -m pytest_trlcompat.bisect.node_program CACHE``.
 
-It runs in the folder of the run, whose files it reads and writes, without Ray. Imports only the standard library, this
-package and the matrix.
+It runs in the folder of the run, whose files it reads and writes, without Ray.
 """
 
 from __future__ import annotations

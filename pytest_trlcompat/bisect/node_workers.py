@@ -1,7 +1,4 @@
-"""Workers on the nodes of a cluster: candidates are resolved here, and observed there.
-
-Imports only the standard library, this package and the matrix; :func:`workers_on_ray` imports ``ray``.
-"""
+"""Workers on the nodes of a cluster: candidates are resolved here, and observed there."""
 
 from __future__ import annotations
 
@@ -70,6 +67,7 @@ class NodeWorkers:
         Raises:
             BisectError: when the registry cannot be reached from here.
         """
+        # Here, and not on the node: the journal with the observations of equal locks is on this machine.
         prepared = test.prepare()
         if isinstance(prepared, Evaluation):
             self._known[key] = prepared
@@ -94,9 +92,9 @@ class NodeWorkers:
                 return key, evaluation
 
     def stop(self, keys: Iterable[int]) -> None:
-        wanted = set(keys)
-        self._programs.stop(wanted & set(self._runs))
-        for key in wanted:
+        stopped = set(keys)
+        self._programs.stop(stopped & set(self._runs))
+        for key in stopped:
             self._runs.pop(key, None)
             self._known.pop(key, None)
 

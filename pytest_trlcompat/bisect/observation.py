@@ -2,7 +2,7 @@
 
 A release may fail for a reason of its own: a search that took that for "bad" would drift to an unrelated error. Two
 failures are the same when the exception, its message without what changes from run to run, and the location where it
-was raised are the same. Imports only the standard library.
+was raised are the same.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _REPLACEMENTS = (
     (re.compile(r"\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"), "UUID"),
     # Paths differ from environment to environment; the last part identifies the file.
     (re.compile(r"(?<![\w.])(?:file://)?/(?:[^\s/'\"`:,)]+/)+"), ""),
+    # Before the numbers: which device it was depends on the machine and the rank.
     (re.compile(r"\b(?:cuda|npu|cpu):\d+"), "DEVICE"),
     (re.compile(r"(?<!\w)[-+]?\d+(?:\.\d+)*(?:[eE][-+]?\d+)?(?!\w)"), "N"),
     (re.compile(r"\s+"), " "),
@@ -118,13 +119,13 @@ class Observation:
         def matching(checks: Mapping[str, _T]) -> dict[str, _T]:
             return {check: value for check, value in checks.items() if fnmatchcase(check, pattern)}
 
-        kept = dataclasses.replace(
+        matched = dataclasses.replace(
             self, passed=matching(self.passed), failed=matching(self.failed), inconclusive=matching(self.inconclusive)
         )
-        if kept.conclusive or kept.inconclusive:
-            return kept
+        if matched.conclusive or matched.inconclusive:
+            return matched
         measured = ", ".join(sorted({*self.passed, *self.failed, *self.inconclusive}))
-        return dataclasses.replace(kept, reason=f"nothing was measured under {pattern!r}, only under {measured}")
+        return dataclasses.replace(matched, reason=f"nothing was measured under {pattern!r}, only under {measured}")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -151,16 +152,16 @@ class Observation:
         return cls(**fields)
 
 
-def same_failure(one: Fingerprint, other: Fingerprint) -> bool:
+def same_failure(failure: Fingerprint, other: Fingerprint) -> bool:
     """Whether two failures are the same one.
 
     Functions are renamed and moved from release to release, so the location decides only where the message is short.
     """
-    if (one.kind, one.message) != (other.kind, other.message):
+    if (failure.kind, failure.message) != (other.kind, other.message):
         return False
-    if len(one.message.split()) >= _DISTINCTIVE_WORDS or not one.frames or not other.frames:
+    if len(failure.message.split()) >= _DISTINCTIVE_WORDS or not failure.frames or not other.frames:
         return True
-    return one.frames[0] == other.frames[0]
+    return failure.frames[0] == other.frames[0]
 
 
 def normalise(message: str) -> str:
@@ -182,6 +183,7 @@ def fingerprint_of(text: str, fallback: str) -> Fingerprint:
     if not starts:
         return _of_collection_error(text) or Fingerprint(fallback)
     frames: list[str] = []
+    # The last traceback is the one that was not handled; those above are its causes.
     for number in range(starts[-1] + 1, len(lines)):
         frame = _FRAME.match(lines[number])
         if frame:
@@ -202,9 +204,9 @@ def _of_collection_error(text: str) -> Fingerprint | None:
         raised = _RAISED.match(_PREFIX.sub("", line)) if line.startswith("E  ") else None
         if raised:
             frames = [
-                found for found in map(_PYTEST_FRAME.match, lines[:number]) if found and _is_relevant(found["path"])
+                frame for frame in map(_PYTEST_FRAME.match, lines[:number]) if frame and _is_relevant(frame["path"])
             ]
-            locations = tuple(f"{_short_path(found['path'])}:{found['function']}" for found in reversed(frames))
+            locations = tuple(f"{_short_path(frame['path'])}:{frame['function']}" for frame in reversed(frames))
             message = normalise(raised["message"] or "")
             return Fingerprint(raised["type"].rpartition(".")[2], message, locations[:_FRAMES])
     return None

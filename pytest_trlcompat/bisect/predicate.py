@@ -1,7 +1,4 @@
-"""What is tested on each candidate: a known issue's verdict, a pytest test, or a command.
-
-Imports only the standard library, the catalogue, verdicts, the matrix and what the software accelerator cannot do.
-"""
+"""What is tested on each candidate: a known issue's verdict, a pytest test, or a command."""
 
 from __future__ import annotations
 
@@ -54,7 +51,7 @@ class Predicate(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of all that an observation depends on beside the execution context."""
+        """A digest of all that an observation depends on, apart from the execution context."""
         ...
 
     def describe(self) -> str:
@@ -121,19 +118,19 @@ class IssuePredicate:
 
 
 def _of_verdict(record: Record) -> Fingerprint:
-    """The verdict itself, since the suite recognises the known symptom; of another failure, its exception.
+    """The verdict itself, since the suite recognises the known symptom. For another failure: its exception.
 
-    That is the same whether the catalogue explains it there, by the issue that blocks, or not.
+    The fingerprint is the same whether or not the catalogue explains the failure there by an issue that blocks.
     """
     if record.verdict not in (Verdict.ERROR, Verdict.BLOCKED):
         return Fingerprint(record.verdict.value)
     evidence = record.evidence
-    found = fingerprint_of(str(evidence.get("traceback", evidence.get("launch", ""))), "error")
+    fingerprint = fingerprint_of(str(evidence.get("traceback", evidence.get("launch", ""))), "error")
     if "exception" in evidence:
-        return Fingerprint(str(evidence["exception"]), normalise(str(evidence.get("message", ""))), found.frames)
-    failed = next(failures_in(evidence), None) if found.kind == Verdict.ERROR.value else None
+        return Fingerprint(str(evidence["exception"]), normalise(str(evidence.get("message", ""))), fingerprint.frames)
+    failed = next(failures_in(evidence), None) if fingerprint.kind == Verdict.ERROR.value else None
     if failed is None:
-        return found
+        return fingerprint
     return Fingerprint(failed.classes[0], normalise(failed.message), failed.frames[:_FRAMES])
 
 
@@ -186,6 +183,7 @@ class PytestPredicate(_CommandLine):
             status = self._inside(context).run(command, log, self.timeout)
         except Hung as error:
             return Observation(failed={"pytest": Fingerprint("hang", str(error))}, doubt=_HANG_DOUBT)
+        # pytest's status for a usage error, which every candidate would give.
         if status == 4:
             raise BisectError(f"--pytest {shlex.quote(self.text)}: pytest does not accept this: {_end_of(log)}")
         if not report.exists():

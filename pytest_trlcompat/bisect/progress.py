@@ -1,7 +1,4 @@
-"""What a person reads during a bisect: one line when a candidate's test begins, one when it ends, with times.
-
-Imports only the standard library and this package.
-"""
+"""What a person reads during a bisect: one line when a candidate's test begins, one when it ends, with times."""
 
 from __future__ import annotations
 
@@ -58,13 +55,13 @@ class Progress:
         observation: Observation,
         *,
         certain: bool,
-        kept: bool,
+        from_journal: bool,
         reused: str | None = None,
     ) -> None:
         seconds = observation.seconds + observation.build_seconds
         if reused is not None:
             how = f"same versions as {reused}, not run again"
-        elif kept:
+        elif from_journal:
             how = "from an earlier run"
         else:
             self.run_seconds.append(seconds)

@@ -1,7 +1,4 @@
-"""The result: its verdict line, its JSON, and the report to paste into an upstream issue.
-
-Imports only the standard library and this package; the report needs ``jinja2``.
-"""
+"""The result: its verdict line, its JSON, and the report to paste into an upstream issue."""
 
 from __future__ import annotations
 
@@ -96,7 +93,7 @@ class Result:
                 f"{name}: tested {point.tested} of {point.count} candidates, both ends included, {point.skipped} "
                 f"inconclusive; {point.tested - 2} between the ends, where {bound:.1f} are needed on average"
             )
-        runs = sum(not step.kept for step in self.steps)
+        runs = sum(not step.from_journal for step in self.steps)
         return "\n".join([*lines, f"{runs} run{'' if runs == 1 else 's'} in {duration(self.seconds)}"])
 
     def to_json(self) -> dict[str, Any]:
@@ -140,7 +137,7 @@ class Result:
     def _culprit(self) -> dict[str, Any]:
         culprit = self.culprit
         ends = culprit.release_versions or (self.change_point.before.version, self.change_point.after.version)
-        found: dict[str, Any] = {
+        culprit_json: dict[str, Any] = {
             "package": culprit.package,
             self.before_name: ends[0],
             self.after_name: ends[1],
@@ -151,17 +148,17 @@ class Result:
         }
         if culprit.days is not None:
             days = culprit.days
-            found["days"] = {self.before_name: days.before.version, self.after_name: days.after.version}
+            culprit_json["days"] = {self.before_name: days.before.version, self.after_name: days.after.version}
         if culprit.commits is not None and culprit.commit is not None:
-            found["commits"] = {
+            culprit_json["commits"] = {
                 self.before_name: culprit.commits.before.version,
                 self.after_name: culprit.commits.after.version,
                 "subject": culprit.commit.subject,
                 "day": culprit.commit.day,
             }
         if culprit.attribution is not None:
-            found["alone"] = culprit.attribution.alone
-        return found
+            culprit_json["alone"] = culprit.attribution.alone
+        return culprit_json
 
     def _locks(self) -> dict[str, Any] | None:
         before, after, changes = self.culprit.before_lock, self.culprit.after_lock, self.culprit.changes
@@ -200,7 +197,7 @@ def _step(step: Step) -> dict[str, Any]:
         "label": step.candidate.label,
         "answer": step.answer.value,
         "why": step.why,
-        "kept": step.kept,
+        "kept": step.from_journal,
         **step.observation.to_json(),
     }
 

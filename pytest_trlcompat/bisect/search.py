@@ -1,8 +1,8 @@
-"""The search: which candidate to test next, given the answers so far. Pure; imports the standard library alone.
+"""The search: which candidate to test next, given the answers so far.
 
-:func:`plan` is a function of the answers and nothing else. An interrupted search goes on from the answers that were
-kept, and both possible next candidates are known before the present one has been tested: plan again with either answer
-filled in.
+:func:`plan` is a function of the answers and nothing else. So an interrupted search goes on from the answers that were
+kept. Both candidates that may come next are known before the present one has been tested: plan again with either
+answer filled in.
 """
 
 from __future__ import annotations
@@ -136,9 +136,11 @@ def plan(count: int, votes: Mapping[int, Sequence[Vote]], policy: Policy = Polic
     if count < 2:
         return InvalidRange(RangeProblem.TOO_FEW)
     answers = {index: settle(of_candidate, policy) for index, of_candidate in votes.items() if of_candidate}
+    # Votes that cancel out are settled before the range is narrowed any further.
     for index, answer in sorted(answers.items()):
         if answer is None:
             return NextTest(index, _steps(count - 2) + 1, again=True)
+    # Without two ends that differ the answers between them mean nothing.
     ends = _check_ends(count, answers, policy)
     if ends is not None:
         return ends
@@ -166,6 +168,7 @@ def settle(votes: Sequence[Vote], policy: Policy) -> Answer | None:
 
 def _weight(doubt: float) -> float:
     """Logarithm of the odds that a vote is right."""
+    # The logarithm stays finite for a vote without doubt, and positive for one that is worth next to nothing.
     doubt = min(max(doubt, 1e-12), 0.499)
     return math.log((1 - doubt) / doubt)
 
@@ -232,6 +235,7 @@ def _most_informative(width: int, untested: Sequence[int], inconclusive: Sequenc
     if not inconclusive:
         return untested[(count - 1) // 2]
     half = 1 << (budget - 1)
+    # The distance doubles with each inconclusive candidate, and never exceeds a quarter of the range.
     reach = min(2.0 ** (len(inconclusive) - 1), max(1.0, width / 4))
 
     def chance(rank: int) -> float:
@@ -263,6 +267,7 @@ def _confirm(
     again is enough to uncover it.
     """
     likelihoods = _likelihoods(count, votes, policy)
+    # Subtracted before exp(), which would underflow to 0 for many votes.
     top = max(likelihoods)
     mass = [math.exp(value - top) for value in likelihoods]
     total = sum(mass)

@@ -1,7 +1,4 @@
-"""The session of one bisect command: it tests candidates, judges them and keeps every step.
-
-Imports only the standard library and this package.
-"""
+"""The session of one bisect command: it tests candidates, judges them and keeps every step."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ class Step:
     answer: Answer
     why: str
     observation: Observation
-    kept: bool
+    from_journal: bool
 
 
 @dataclass(frozen=True)
@@ -166,7 +163,7 @@ class BisectSession:
         identity = self.journal.identity(candidate.key)
         known = self.journal.observations(identity)
         if identity is not None and known:
-            return self.add_step(phase, candidate, identity, known[-1], signature, kept=True)
+            return self.add_step(phase, candidate, identity, known[-1], signature, from_journal=True)
         self.progress.testing(candidate)
         workers = self.workers()
         try:
@@ -175,8 +172,8 @@ class BisectSession:
         finally:
             workers.stop(workers.running())
         self.keep(candidate, done)
-        kept = done.reused is not None
-        return self.add_step(phase, candidate, done.identity, done.observation, signature, kept=kept)
+        from_journal = done.reused is not None
+        return self.add_step(phase, candidate, done.identity, done.observation, signature, from_journal=from_journal)
 
     def test(self, source: Source, candidate: Candidate, *, again: bool = False) -> CandidateTest:
         return CandidateTest(source, candidate, self.predicate, self.journal, again)
@@ -196,14 +193,16 @@ class BisectSession:
         observation: Observation,
         signature: FailureSignature | None,
         *,
-        kept: bool,
+        from_journal: bool,
         reused: str | None = None,
     ) -> Judgement:
         observation = observation.only(self.checks)
         judgement = judge(observation, signature)
         certain = signature is not None or not observation.conclusive
-        self.progress.tested(candidate, judgement, observation, certain=certain, kept=kept, reused=reused)
-        self.steps.append(Step(phase, candidate, identity, judgement.answer, judgement.why, observation, kept))
+        self.progress.tested(
+            candidate, judgement, observation, certain=certain, from_journal=from_journal, reused=reused
+        )
+        self.steps.append(Step(phase, candidate, identity, judgement.answer, judgement.why, observation, from_journal))
         return judgement
 
     def judge_again(self, signature: FailureSignature) -> None:
@@ -235,6 +234,7 @@ def observe(prepared: PreparedCandidate, predicate: Predicate, folder: Path, sta
             finally:
                 shutil.rmtree(work, ignore_errors=True)
             ended = time.monotonic()
+    # Also an Untestable, but one that says nothing about the candidate.
     except Unreachable:
         raise
     except Untestable as error:

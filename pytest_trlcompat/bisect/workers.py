@@ -1,7 +1,4 @@
-"""Workers: test several candidates at a time, each in a forked process of its own, and stop those not needed.
-
-Imports only the standard library and the matrix.
-"""
+"""Workers: test several candidates at a time, each in a forked process of its own, and stop those not needed."""
 
 from __future__ import annotations
 
@@ -69,6 +66,7 @@ class ForkedWorkers(Generic[Key]):
         receiver, sender = self._context.Pipe(duplex=False)
         mark = uuid.uuid4().hex
         started = self._context.Process(target=_work, args=(function, sender, mark, os.getpid()))
+        # A signal between these two lines would leave a worker that nobody stops.
         with process.deferred_signals():
             started.start()
             self._workers[key] = _Worker(started, receiver, mark)
@@ -79,6 +77,7 @@ class ForkedWorkers(Generic[Key]):
         key, worker = next((key, worker) for key, worker in self._workers.items() if worker.receiver in ready)
         try:
             failed, result = worker.receiver.recv()
+        # Its end of the pipe was closed without a result: it was killed, or its result could not be serialised.
         except EOFError:
             worker.process.join()
             self.stop([key])

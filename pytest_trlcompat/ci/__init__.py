@@ -1,4 +1,1 @@
-"""Continuous integration of projects that use this one: what ``trlcompat init-ci`` writes for them.
-
-Imports only the standard library and ``packaging``.
-"""
+"""Continuous integration of projects that use this one: what ``trlcompat init-ci`` writes for them."""

@@ -67,7 +67,8 @@ def _is_ours(path: Path) -> bool:
 
 
 def _write(root: Path, path: Path, text: str, *, force: bool) -> None:
-    """Write a file of the project; no link below the project's folder is followed, whose target is another's."""
+    """Write a file of the project. No link below its folder is followed, since that may lead out of the project."""
+    # O_EXCL and O_NOFOLLOW refuse at the moment of opening: what was looked at before could have been exchanged since.
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if force else os.O_EXCL)
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -91,6 +92,7 @@ def _enter(parent: int, name: str, shown: Path) -> int:
     Raises:
         CiError: it is a link; ``parent`` stays open then, as with any other error.
     """
+    # Folders are entered one by one by their descriptors, so that none can become a link in between.
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, dir_fd=parent)
     if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):

@@ -1,7 +1,4 @@
-"""Where continuous integration gets this package from, which is on no package index.
-
-Imports only the standard library.
-"""
+"""Where continuous integration gets this package from, which is on no package index."""
 
 from __future__ import annotations
 
@@ -27,8 +24,8 @@ def installed_from() -> str:
     """
     try:
         text = metadata.distribution("pytest-trlcompat").read_text("direct_url.json")
-        found = json.loads(text or "{}")
-        url, vcs = str(found["url"]), found["vcs_info"]
+        direct_url = json.loads(text or "{}")
+        url, vcs = str(direct_url["url"]), direct_url["vcs_info"]
         return checked(f"{vcs['vcs']}+{url}@{vcs['commit_id']}")
     except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError) as error:
         raise CiError(f"this pytest-trlcompat was not installed from a repository: {_ASK}") from error

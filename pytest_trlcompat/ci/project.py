@@ -1,6 +1,6 @@
 """What a project says about itself that its continuous integration must know: versions, Pythons, tests.
 
-Its files are read, nothing of it is run. Imports only the standard library and ``packaging``.
+Its files are read, nothing of it is run.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ def read_project(root: Path) -> Project:
             f"{len(stacks)} requirements files on {len(pythons)} Pythons are more than the {_MOST_JOBS} jobs that "
             "GitHub and GitLab allow: name one Python in .python-version, or move files elsewhere"
         )
-    tests, found = _tests(root, pyproject)
+    tests, where = _tests(root, pyproject)
     what = ", ".join(stacks) if stacks else "pyproject.toml"
     why = [f"versions: {what}{', a job for each' if len(stacks) > 1 else ''}"]
     if more and not locked:
         why.append(f"also installed: {', '.join(more)}")
     if extra or group:
         why.append(f"requirements of the tests: the {'extra' if extra else 'dependency group'} {extra or group}")
-    why += [f"Python: {', '.join(pythons)} ({because})", f"tests: {' '.join(tests) or 'what pytest finds'} ({found})"]
+    why += [f"Python: {', '.join(pythons)} ({because})", f"tests: {' '.join(tests) or 'what pytest finds'} ({where})"]
     return Project(stacks, () if locked else more, extra, group, installed, pythons, tests, tuple(why))
 
 
@@ -106,6 +106,7 @@ def _stacks(root: Path, metadata: Mapping[str, Any]) -> tuple[tuple[str, ...], t
         return locks[:1], ()
     if pinned or "requirements.txt" in names:
         return pinned or ("requirements.txt",), for_tests
+    # uv installs from neither.
     foreign = {
         "poetry.lock": "poetry export -o requirements.txt",
         "Pipfile.lock": "pipenv requirements > requirements.txt",
@@ -154,8 +155,8 @@ def _pyproject(root: Path) -> Mapping[str, Any]:
 
 
 def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = document.get(name)
-    return found if isinstance(found, dict) else {}
+    table = document.get(name)
+    return table if isinstance(table, dict) else {}
 
 
 def _first(groups: Mapping[str, Any]) -> str:
@@ -167,15 +168,16 @@ def _pythons(root: Path, metadata: Mapping[str, Any]) -> tuple[tuple[str, ...], 
     pinned = root / ".python-version"
     if pinned.is_file():
         words = _text(pinned).split()
-        found = re.match(r"3\.\d+", words[0].removeprefix("python").lstrip("@-")) if words else None
-        if found is None or found[0] not in PYTHONS:
+        match = re.match(r"3\.\d+", words[0].removeprefix("python").lstrip("@-")) if words else None
+        if match is None or match[0] not in PYTHONS:
             raise CiError(
                 f"{pinned} names {words[0] if words else 'nothing'}; pytest-trlcompat runs on {_listed(PYTHONS)}"
             )
-        return (found[0],), ".python-version"
+        return (match[0],), ".python-version"
     classified = tuple(_classified(metadata.get("classifiers", ())))
     required = str(metadata.get("requires-python", ""))
     try:
+        # The last patch release of a minor one: >=3.11.4 admits 3.11.
         admitted = tuple(python for python in PYTHONS if f"{python}.99" in SpecifierSet(required))
     except InvalidSpecifier as error:
         raise CiError(f"pyproject.toml: requires-python is no range of versions: {required!r}") from error

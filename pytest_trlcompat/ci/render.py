@@ -1,4 +1,4 @@
-"""The file for GitHub or GitLab, from its template and what a project says. Imports only the standard library."""
+"""The file for GitHub or GitLab, from its template and what a project says."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def render(kind: str, project: Project, origin: str) -> str:
         "TEST": _lines(_test(project), script),
     }
     template = (_TEMPLATES / f"{kind}.yml").read_text(encoding="utf-8")
-    return _SLOT.sub(lambda found: f"{found[1]}{found[2]}{slots[found[3]]}", template)
+    return _SLOT.sub(lambda slot: f"{slot[1]}{slot[2]}{slots[slot[3]]}", template)
 
 
 def _lines(commands: Sequence[str], indent: int) -> str:
@@ -63,6 +63,7 @@ def _stack(project: Project) -> str:
 
 def _uv_version() -> str:
     """The release of uv with which this project's own environments are built."""
+    # The lock names one release: without it a runner would take whatever uv is new that day.
     lock = (fixtures() / "locks" / "tools" / "nox-3.11.txt").read_text(encoding="utf-8")
     return next(line for line in lock.splitlines() if line.startswith("uv==")).removeprefix("uv==")
 

@@ -2,8 +2,8 @@
 
 A server answers at a port of the loopback, where every user of the machine may ask. What comes from there never says
 where something is read or written: it names a *token*, and a token is of use only if a process of this user has left
-something under it in the folder before. The folder's path comes from the environment, which ranks and servers have from
-the test process. Imports only the standard library.
+something under it in the folder before. The folder's path comes from the environment, which the test process gives to
+ranks and servers.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ def announce_meeting() -> str:
     """
     token = secrets.token_hex(16)
     with _opened_folder() as folder:
+        # By the folder's descriptor, which was checked: at its path there could be another folder by now.
         os.close(os.open(f"meeting-{token}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600, dir_fd=folder))
     return token
 
@@ -111,10 +112,10 @@ def meeting(token: str) -> Path:
     check_token(token)
     with _opened_folder() as folder:
         try:
-            found = os.stat(f"meeting-{token}", dir_fd=folder, follow_symlinks=False)
+            status = os.stat(f"meeting-{token}", dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             raise ControlError(f"no process of this user has announced a meeting {token}") from None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise ControlError(f"what was announced as a meeting {token} is no file")
     return _folder() / f"meeting-{token}"
 

@@ -2,12 +2,11 @@
 
 After loading a model, vLLM's layers for CPUs pack their weights for their kernels and drop the originals, so that a
 trainer's first synchronisation ends with ``'Parameter' object has no attribute 'weight_loader'``. Here they keep them
-and multiply by ``torch.nn.functional.linear``, as vLLM itself has it for layers that it marks. Besides, nothing is
-compiled, neither the model nor the functions that sample, which would take most of a short training, and minutes of a
-busy machine.
+and multiply by ``torch.nn.functional.linear``, as vLLM itself does for layers that it marks. Also, neither the model
+nor the functions that sample are compiled: that would take most of a short training, and minutes on a busy machine.
 
 vLLM calls :func:`install` in each of its processes (entry point ``vllm.general_plugins``). It acts in ranks alone: see
-:data:`.environment.ON_CPU`. Imports torch and vLLM inside functions.
+:data:`.environment.ON_CPU`.
 """
 
 from __future__ import annotations
@@ -120,6 +119,7 @@ def _keep_experts() -> None:
                 _changes.missing_experts.append("expert weights that stay as they are on this processor")
 
         earlier.init_moe_torch = keep
+        # Its kernel takes packed weights alone.
         earlier.check_grouped_gemm = lambda self, layer: (False, "none")
     else:
         _changes.missing_experts.extend(".".join(place) for place in _EXPERTS)
@@ -178,10 +178,10 @@ def _apply_experts(
     for expert in topk_ids.unique().tolist():
         tokens, places = (topk_ids == expert).nonzero(as_tuple=True)
         gate, up = linear(hidden_states[tokens], w1[expert]).chunk(2, dim=-1)
-        found = linear(silu(gate) * up, w2[expert])
+        outputs = linear(silu(gate) * up, w2[expert])
         if not apply_router_weight_on_input:
-            found = found * topk_weights[tokens, places, None].to(found.dtype)
-        output.index_add_(0, tokens, found)
+            outputs = outputs * topk_weights[tokens, places, None].to(outputs.dtype)
+        output.index_add_(0, tokens, outputs)
 
 
 def _do_not_compile() -> None:
@@ -218,6 +218,7 @@ def _open_no_port() -> None:
     @functools.wraps(begin)
     def alone(world_size: int, *args: Any, **kwargs: Any) -> Any:
         if world_size == 1 and os.environ.get("WORLD_SIZE", "1") == "1" and not distributed.is_initialized():
+            # vLLM then finds a default group, and opens no port for one.
             distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
         return begin(world_size, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""What the engine of a vLLM server holds. Imports the standard library; safetensors inside functions.
+"""What the engine of a vLLM server holds.
 
 A rank that wants to know waits at a Unix socket (:class:`.control.Inbox`) and asks the server, through its port, to
 send what the engine holds under a token. The engine's worker finds the socket by the token, in a folder that is this
@@ -103,4 +103,6 @@ def send(worker: Any, token: str) -> None:
     from safetensors.torch import save
 
     model = worker.model_runner.model
-    control.send(token, save({name: each.detach().contiguous().clone() for name, each in model.named_parameters()}))
+    control.send(
+        token, save({name: parameter.detach().contiguous().clone() for name, parameter in model.named_parameters()})
+    )

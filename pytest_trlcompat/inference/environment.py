@@ -1,4 +1,4 @@
-"""The environment variables with which vLLM runs inside a rank. Imports nothing of the stack."""
+"""The environment variables with which vLLM runs inside a rank."""
 
 from __future__ import annotations
 

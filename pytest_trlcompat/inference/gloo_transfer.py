@@ -6,7 +6,7 @@ are the group that broadcasts a buffer, vLLM's ``PyNcclCommunicator``, and the s
 Trainer and server meet at a file in a folder that is this user's alone (:mod:`.control`). What TRL hands to the server
 where it would hand over its address is a token, which no address and no path looks like. TRL has had two transfers: its
 own (:func:`_adapt_own_client`), to a server of its own, one weight after the other; and vLLM's
-(:func:`_adapt_transfer`), to vLLM's server. Imports torch and vLLM inside functions.
+(:func:`_adapt_transfer`), to vLLM's server.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _adapt_own_client(module: ModuleType) -> None:
         session.post(f"{address}/close_communicator/")
         create = utils.StatelessProcessGroup.create
         self.session = _MeetingSession(session, meeting)
-        # Not by its own host: some releases ask the server under that name besides.
+        # Not by its own host: some releases also ask the server under that name.
         utils.StatelessProcessGroup.create = staticmethod(lambda host, *args, **more: create(meeting, *args, **more))
         try:
             begin(self, *device, **options)

@@ -90,7 +90,7 @@ class VLLMServer:
         if "vllm" not in versions:
             raise ServerError("vLLM is not installed")
         carried = _CARRIED_BY_RECORDING if is_recording(versions) else _CARRIED
-        if not any(stack.holds(each, versions) for each in carried):
+        if not any(stack.holds(requirements, versions) for requirements in carried):
             raise ServerError(
                 "here a vLLM server on a CPU takes weights with TRL 1.0 to 1.10, or with TRL 1.11 and vLLM 0.28 and "
                 "later; the recording engine in vLLM's place with TRL 0.17 to 1.10; found "
@@ -188,6 +188,7 @@ class VLLMServer:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C reaches the test process, which ends the server
             )
+        # By a descriptor of the process: its number may belong to another one when the thread comes to look.
         self._watcher = threading.Thread(target=self._watch, args=(os.pidfd_open(process.pid),), daemon=True)
         self._watcher.start()
         return process
@@ -302,10 +303,14 @@ def _environment(environment: Mapping[str, str], folder: Path, versions: Mapping
 
 
 def _release_in(folder: str | os.PathLike[str]) -> str:
-    found = [each.version for each in distributions(path=[str(folder)]) if each.metadata["Name"] == "trl"]
-    if not found:
+    versions = [
+        distribution.version
+        for distribution in distributions(path=[str(folder)])
+        if distribution.metadata["Name"] == "trl"
+    ]
+    if not versions:
         raise ServerError(f"there is no TRL in {folder}")
-    return found[0]
+    return versions[0]
 
 
 def named_vllm(folder: Path, version: str) -> Path:

@@ -4,7 +4,7 @@
 
 The test process has bound the port before anybody is told of it, in a way in which no other process can, and keeps it:
 nobody else can listen there, not even when this process has ended. So this process cannot bind it either, and whatever
-binds it here gets that socket. Imports only the standard library, and uvicorn where it is installed.
+binds it here gets that socket.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def use_socket(descriptor: int, port: int) -> None:
     _tell_uvicorn(descriptor, port)
 
 
-def take(own: socket.socket, descriptor: int) -> None:
-    """Have a socket of this process be the one at ``descriptor``, whatever it was before."""
-    os.dup2(descriptor, own.fileno(), inheritable=False)
+def take(replaced: socket.socket, descriptor: int) -> None:
+    """Make a socket of this process the one at ``descriptor``, whatever it was before."""
+    os.dup2(descriptor, replaced.fileno(), inheritable=False)
 
 
 def _tell_uvicorn(descriptor: int, port: int) -> None:

@@ -1,4 +1,4 @@
-"""Lets torchvision be imported that was built for CUDA, beside a torch for CPUs: what a package index has, and a cell.
+"""Makes a torchvision that was built for CUDA importable with a torch for CPUs: a cell has the builds of the index.
 
 Its compiled part needs CUDA's libraries and is not loaded there, which torchvision takes for granted; but then it
 describes operators that this part would have defined, and its import ends with ``operator torchvision::nms does not
@@ -7,8 +7,7 @@ and normalized by torch. Here the operators' schemas are defined before, without
 of them is an error of torch's (``Could not run 'torchvision::nms'``).
 
 What waits for the import lies in a cell's environment and runs when an interpreter starts (:mod:`.torchvision_watch`,
-see :func:`install`); what is defined is said here, in the project that the process imports. Imports the standard
-library; torch inside a function.
+see :func:`install`); what is defined is said here, in the project that the process imports.
 """
 
 from __future__ import annotations

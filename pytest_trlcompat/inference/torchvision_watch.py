@@ -2,7 +2,6 @@
 
 A copy of this file lies in environments that several checkouts may share, so it holds no more than the way to the
 project: which one that is, the process that imports torchvision decides by its own path. It costs nothing until then.
-Imports the standard library.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _WATCHED = "torchvision"
 
 def watch() -> None:
     """From now on, look at torchvision before it is imported; once, however often this is called."""
-    if not any(isinstance(each, _Finder) for each in sys.meta_path):
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 

@@ -98,6 +98,7 @@ def parse_arguments(session: str, arguments: Sequence[str]) -> Arguments:
     parser.add_argument(PYTHON)
     parser.add_argument(SHARD)
     engine_options.add_arguments(parser)
+    # Pins and options may alternate: trl=0.19.1 --fresh transformers=4.53.3.
     parsed = parser.parse_intermixed_args(ours)
     for issue in parsed.issue:
         # Checked here, since a cell that runs in vain loses its earlier verdicts.
@@ -142,6 +143,8 @@ def requested_pairwise(arguments: Sequence[str]) -> int:
     Raises:
         MatrixError: for another strength than 1 or 2.
     """
+    # Without the parser: nox lists sessions by the arguments of whichever session was asked for, bisect's say, and only
+    # that session can parse them.
     strength = 1 if PAIRWISE in arguments else 0
     for index, argument in enumerate(arguments):
         if argument.partition("=")[0] == STRENGTH:

@@ -1,7 +1,4 @@
-"""Cells, the points of the version matrix, and the settings that they share.
-
-Imports only the standard library, ``packaging`` and the stack's list of packages.
-"""
+"""Cells, the points of the version matrix, and the settings that they share."""
 
 from __future__ import annotations
 
@@ -39,23 +36,25 @@ FULL_TAG = "full"
 """Cells with this tag are swept by ``nox -s matrix -- --full``."""
 
 DATED_TAG = "dated"
-"""Cells with this tag are swept by ``nox -s matrix -- --torch dated``, besides the default ones."""
+"""Cells with this tag are swept by ``nox -s matrix -- --torch dated``, in addition to the default ones."""
 
 PAIRWISE_TAG = "pairwise"
 """Cells with this tag are swept by ``nox -s matrix -- --pairwise``."""
 
 PAIRS_TAG = "pairs"
-"""Cells with this tag are swept by ``nox -s matrix -- --pairwise-strength 2``, besides those; no locks are kept."""
+"""Cells with this tag are swept by ``nox -s matrix -- --pairwise-strength 2`` as well. The repository keeps no locks
+of them."""
 
 ADDED_TAGS = ("vllm", "liger", "images")
-"""Cells with one of these tags have what it names beside the stack, for ``images`` Pillow. They are swept by
-``nox -s matrix -- --vllm``, ``--liger`` or ``--images``, and by the suites with a marker of that name alone."""
+"""A cell with one of these tags has the package that it names (``images``: Pillow) in addition to the stack.
+``nox -s matrix -- --vllm``, ``--liger`` or ``--images`` sweeps them, with the tests of that marker alone."""
 
 _CUDA_ALONE = ("vllm",)
-"""Distributions that are built for CUDA alone; their package has another one for CPUs."""
+"""Distributions that are built for CUDA alone. A cell pins the one for CPUs of the same package."""
 _SHORT = {"trl": "trl", "transformers": "tf"}
 PINNED = tuple(name for package in PACKAGES for name in distributions_of(package) if name not in _CUDA_ALONE)
 """What a cell may pin: the distributions of the stack's packages."""
+# A cell's id has its pins in this order, so that one combination has one id, however a person writes it.
 ORDER = ("trl", "transformers", *(name for name in PINNED if name not in ("trl", "transformers")))
 
 
@@ -108,9 +107,9 @@ class Matrix:
         not_before: dependencies of the undated packages, and the days as of which older cells take them.
         torch: releases of torch that the harness supports, oldest first, and the days when the index got them.
         excluded: combinations that no covering array chooses.
-        left_out: distribution that a cell pins to those that it requires and that are not installed beside it.
-        needed: distribution that a cell pins to those that it requires and that no other cell has.
-        beside: distribution that a cell pins to requirements that it gets besides.
+        left_out: by a distribution that a cell pins, the requirements of it that are not installed.
+        needed: by a distribution that a cell pins, the requirements of it that no other cell has.
+        beside: by a distribution that a cell pins, further requirements of that cell.
     """
 
     python: str
@@ -136,7 +135,7 @@ class Matrix:
         return tuple(sorted(self._tagged(FULL_TAG), key=age))
 
     def tagged_dated(self) -> tuple[Cell, ...]:
-        """Those that stand for a release of torch each, besides the default ones."""
+        """The cells of ``--torch dated`` other than the default ones, each for one release of torch."""
         return self._tagged(DATED_TAG)
 
     def with_added(self, tag: str) -> tuple[Cell, ...]:
@@ -173,7 +172,7 @@ class Matrix:
         return {**cell.pins, **{name: version for name, version in self.pins.items() if name not in cell.pins}}
 
     def left_out_of(self, cell: Cell) -> tuple[str, ...]:
-        """What is not installed in a cell that does not pin it, whoever requires it, beside what no cell has."""
+        """Distributions that are not installed in this cell, unless it pins them, though some package requires them."""
         return tuple(
             name
             for pinned, names in self.left_out.items()
@@ -183,7 +182,7 @@ class Matrix:
         )
 
     def needed_of(self, cell: Cell) -> tuple[str, ...]:
-        """What is installed in a cell, where something requires it, that no other cell has."""
+        """Distributions that are installed in this cell if something requires them, and in other cells never."""
         return tuple(name for pinned, names in self.needed.items() if pinned in cell.pins for name in names)
 
     def python_of(self, cell: Cell) -> str:
@@ -199,7 +198,7 @@ class Matrix:
         return replace(cell, python=None if python == self.python else check_python(python, "a cell's"))
 
     def requirements(self, cell: Cell) -> list[str]:
-        """The requirements that the resolver gets; the recording engine is of this project."""
+        """The requirements for the resolver: without the recording engine, which is part of this project."""
         pins = released(self.all_pins(cell))
         free = [package for package in self.stack if package not in pins]
         beside = [text for pinned, texts in self.beside.items() if pinned in cell.pins for text in texts]

@@ -1,4 +1,4 @@
-"""Wheels of commits, which no index has: built once from a commit's files, installed beside releases.
+"""Wheels of commits, which no package index has: built once from a commit's files, installed together with releases.
 
 In a lock such a package has the version that its sources state and, as the local part, the commit:
 ``trl==1.17.0.dev0+g0123456789``. Its wheel lies in a folder of that commit. Building runs code of the package's own.
@@ -69,6 +69,7 @@ def build(
             with tempfile.TemporaryDirectory(dir=layout.commits, prefix=_UNFINISHED) as unfinished, files() as sources:
                 whole = Path(unfinished, "wheel")
                 uv_network_first(["build", "--wheel", "--python", python, "--out-dir", str(whole), str(sources)])
+                # Moved when it is complete, within one file system: a folder of this name never holds half a build.
                 whole.rename(folder)
     path = _wheel_in(folder)
     if path is None:
@@ -89,11 +90,11 @@ def wheel_of(requirement: str, layout: Layout) -> Path:
     return path
 
 
-def drop_others(wanted: Iterable[CommitWheel], layout: Layout) -> None:
+def drop_others(used: Iterable[CommitWheel], layout: Layout) -> None:
     """Remove the wheels of all other commits."""
-    kept: Collection[Path] = {wheel.path.parent for wheel in wanted}  # also what a killed build has left
+    used_folders: Collection[Path] = {wheel.path.parent for wheel in used}  # also what a killed build has left
     for folder in layout.commits.glob("*"):
-        if folder.is_dir() and folder not in kept:
+        if folder.is_dir() and folder not in used_folders:
             shutil.rmtree(folder)
 
 

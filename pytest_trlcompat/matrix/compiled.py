@@ -3,7 +3,7 @@
 uv gives environments hard links to one copy of a source file, but Python would compile it in each environment again.
 Here the compiled module is a hard link as well. At each import Python compares the source's time and size with those
 recorded in the compiled module, and replaces it if they differ, so a wrong link costs only time:
-https://peps.python.org/pep-3147/. Imports only the standard library.
+https://peps.python.org/pep-3147/.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def share(root: Path, store: Path) -> int:
         How many compiled modules became shared.
     """
     store.mkdir(parents=True, exist_ok=True)
-    caches = [found for found in _walk(root) if os.path.basename(found[0]) == "__pycache__"]
+    caches = [folder for folder in _walk(root) if os.path.basename(folder[0]) == "__pycache__"]
     with ThreadPoolExecutor(_AT_ONCE) as linkers:
         return sum(linkers.map(functools.partial(_share, store), caches))
 
@@ -77,17 +77,18 @@ def drop_unused(store: Path) -> int:
 def _share(store: Path, cache: _Folder) -> int:
     folder, names = cache
     shared = 0
-    for found in filter(None, map(_COMPILED.fullmatch, names)):
+    for match in filter(None, map(_COMPILED.fullmatch, names)):
         with contextlib.suppress(OSError):  # it was removed meanwhile, or cannot be linked
-            own = f"{folder}/{found[0]}"
-            source = os.stat(f"{os.path.dirname(folder)}/{found['module']}.py", follow_symlinks=False)
-            if source.st_nlink == 1 or os.stat(own, follow_symlinks=False).st_nlink > 1:
+            compiled = f"{folder}/{match[0]}"
+            source = os.stat(f"{os.path.dirname(folder)}/{match['module']}.py", follow_symlinks=False)
+            # A source with one link is of this environment alone, and a compiled module with several is shared already.
+            if source.st_nlink == 1 or os.stat(compiled, follow_symlinks=False).st_nlink > 1:
                 continue
-            kept = store / _key(source, found["tag"])
-            if kept.exists():
-                _replace(kept, own)
-            elif _is_of(own, source):
-                os.link(own, kept)
+            shared_file = store / _key(source, match["tag"])
+            if shared_file.exists():
+                _replace(shared_file, compiled)
+            elif _is_of(compiled, source):
+                os.link(compiled, shared_file)
             else:
                 continue
             shared += 1
@@ -103,9 +104,9 @@ def _adopt(tag: str, store: Path, sources: _Folder) -> int:
             continue
         with contextlib.suppress(OSError):  # it is there already
             source = os.stat(f"{folder}/{name}", follow_symlinks=False)
-            if source.st_nlink > 1 and (kept := store / _key(source, tag)).exists():
+            if source.st_nlink > 1 and (shared_file := store / _key(source, tag)).exists():
                 os.makedirs(f"{folder}/__pycache__", exist_ok=True)
-                os.link(kept, f"{folder}/__pycache__/{module}.{tag}.pyc")
+                os.link(shared_file, f"{folder}/__pycache__/{module}.{tag}.pyc")
                 adopted += 1
     return adopted
 
@@ -122,15 +123,16 @@ def _is_of(compiled: str, source: os.stat_result) -> bool:
     if len(header) != _HEADER.size:
         return False
     _, flags, seconds, size = _HEADER.unpack(header)
+    # Other flags mark a module that Python compares by a hash of the source, or not at all (PEP 552).
     return (flags, seconds, size) == (0, int(source.st_mtime) & 0xFFFFFFFF, source.st_size & 0xFFFFFFFF)
 
 
-def _replace(kept: Path, own: str) -> None:
+def _replace(shared_file: Path, compiled: str) -> None:
     """Atomically, since another process may be importing it."""
-    temporary = f"{own}.{os.getpid()}"
-    os.link(kept, temporary)
+    temporary = f"{compiled}.{os.getpid()}"
+    os.link(shared_file, temporary)
     try:
-        os.replace(temporary, own)
+        os.replace(temporary, compiled)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)

@@ -178,11 +178,11 @@ def _read(path: Path) -> CudaLibraries:
         sizes["torch"] = int(header["wheel"])
         for line in text.splitlines():
             if line.strip() and not line.startswith("#"):
-                found = _LINE.fullmatch(line)
-                if found is None:
+                match = _LINE.fullmatch(line)
+                if match is None:
                     raise MatrixError(f"{line!r} is not NAME==VERSION  # SIZE bytes")
-                name, _, version = found["release"].partition("==")
-                packages[name], sizes[name] = version, int(found["size"])
+                name, _, version = match["release"].partition("==")
+                packages[name], sizes[name] = version, int(match["size"])
         return CudaLibraries(header["torch"], parse_day(header["date"]), packages, sizes)
     except (KeyError, ValueError, MatrixError) as error:
         raise MatrixError(

@@ -30,7 +30,7 @@ def announcement(matrix: Matrix, cells: Iterable[Cell], layout: Layout) -> str |
         if torch is not None and not _exists(matrix, cell, layout):
             torches.setdefault(matrix.python_of(cell), []).append(torch)
     try:
-        missing = [need for python, wanted in torches.items() for need in needs(wanted, python, layout)]
+        missing = [need for python, releases in torches.items() for need in needs(releases, python, layout)]
     except Untestable:
         missing = []  # the cell itself reports the reason when it runs
     if not missing:
@@ -50,33 +50,35 @@ def announcement(matrix: Matrix, cells: Iterable[Cell], layout: Layout) -> str |
 
 
 def free_space(
-    lock: Lock, layout: Layout, finished: Sequence[Lock], wanted: Sequence[Lock], say: Callable[[str], None]
+    lock: Lock, layout: Layout, finished: Sequence[Lock], later: Sequence[Lock], say: Callable[[str], None]
 ) -> None:
     """Remove environments of finished cells, oldest first, until that of ``lock`` fits, or none is left.
 
     Args:
         finished: cells of this sweep that have ended, in the order in which they did.
-        wanted: cells that this sweep runs later, whose environments stay.
+        later: cells that this sweep runs later; their environments stay.
 
     Raises:
         MatrixError: when an environment cannot be removed.
     """
+    # Torch alone takes gigabytes, and an environment that is there already needs nothing more.
     if "torch" not in lock.packages or existing(lock, layout) is not None:
         return
     needed = _MARGIN
     with contextlib.suppress(Untestable):  # reported when the environment is built
         needed += sum(need.size for need in needs([lock.packages["torch"]], lock.python, layout))
-    in_demand = (lock, *wanted)
-    for each in finished:
+    in_demand = (lock, *later)
+    for finished_lock in finished:
         if available(layout) > needed:
             break
-        if each.digest not in {other.digest for other in in_demand} and remove(each, layout, say):
-            say(f"{each.cell_id}: finished; its environment is removed to free disk space")
+        if finished_lock.digest not in {other.digest for other in in_demand} and remove(finished_lock, layout, say):
+            say(f"{finished_lock.cell_id}: finished; its environment is removed to free disk space")
             drop_unused(layout, say, in_demand)
 
 
 def available(layout: Layout) -> int:
     """Free bytes on the disk of the environments."""
+    # Before the first environment is built its folder is missing; the nearest one above is on the same disk.
     folder = next(path for path in (layout.environments, *layout.environments.parents) if path.exists())
     return shutil.disk_usage(folder).free
 

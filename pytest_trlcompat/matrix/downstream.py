@@ -1,6 +1,6 @@
-"""Real projects beside the plugin: an environment of a project at a pinned release, and tests through its own commands.
+"""Real projects with the plugin: an environment of a project at a pinned release, and tests through its own commands.
 
-What a project has is resolved first, alone; then what this one adds, with every version of the project's as it is.
+The project's packages are resolved first, alone, and pinned; then those that this project adds.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ def read_projects(path: Path) -> dict[str, Downstream]:
             tables = tomllib.load(file)
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise MatrixError(f"{path}: {error}") from error
-    found = {}
+    projects = {}
     for name, table in tables.items():
         lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
         try:
-            found[name] = Downstream(name, **{**table, **lists})
+            projects[name] = Downstream(name, **{**table, **lists})
         except TypeError as error:
             raise MatrixError(f"{path}, {name}: {error}") from error
-    return found
+    return projects
 
 
 def lock_of(matrix: Matrix, project: Downstream, layout: Layout) -> tuple[Lock, list[str]]:
-    """The lock of a project with this one beside it, and the names of what this one added.
+    """The lock of a project together with this one, and the names of the packages that this one added.
 
     Raises:
         MatrixError: it is missing, damaged, or was made from other requirements.
@@ -92,14 +92,15 @@ def lock_of(matrix: Matrix, project: Downstream, layout: Layout) -> tuple[Lock, 
 
 
 def renew(matrix: Matrix, project: Downstream, layout: Layout) -> Lock:
-    """Resolve a project, then this one beside it, and write the lock into the repository.
+    """Resolve a project, then this one together with it, and write the lock into the repository.
 
     Raises:
-        Untestable: the project cannot be resolved, or this one cannot stand beside it; with the resolver's reason.
+        Untestable: the project cannot be resolved, or not together with this one; with the resolver's reason.
     """
     dated = dataclasses.replace(matrix, undated=(*matrix.undated, *project.undated))
     options = {"left_out": project.left_out, "needed": project.needed}
     theirs = locks.compile_versions(dated, project.requirements, project.date, **options)
+    # What the project has alone is pinned, so that a package of ours can add to it and change nothing.
     pins = [f"{name}=={version}" for name, version in theirs.items()]
     both = locks.compile_versions(dated, [*pins, *matrix.harness], project.date, **options)
     lock = Lock(f"downstream-{project.name}", project.date, matrix.python, both, _request(matrix, project))
@@ -111,8 +112,8 @@ def renew(matrix: Matrix, project: Downstream, layout: Layout) -> Lock:
 
 
 def _request(matrix: Matrix, project: Downstream) -> str:
-    wanted = (*project.requirements, *project.undated, *project.left_out, *project.needed, str(project.date))
-    return locks.digest(matrix.python, *wanted, *matrix.harness)
+    inputs = (*project.requirements, *project.undated, *project.left_out, *project.needed, str(project.date))
+    return locks.digest(matrix.python, *inputs, *matrix.harness)
 
 
 def build(matrix: Matrix, project: Downstream, layout: Layout, say: Callable[[str], None]) -> Environment:
@@ -125,21 +126,21 @@ def build(matrix: Matrix, project: Downstream, layout: Layout, say: Callable[[st
     lock, added = lock_of(matrix, project, layout)
     with explained_os_errors():
         environment = ensure(lock, layout, say)
-    found = freeze(environment)
+    installed = freeze(environment)
     theirs = {name: version for name, version in lock.packages.items() if name not in added}
-    changed = [name for name, version in theirs.items() if found.get(name) != version]
+    changed = [name for name, version in theirs.items() if installed.get(name) != version]
     if changed:
-        texts = (f"{name} {found.get(name, 'is missing')} instead of {theirs[name]}" for name in changed)
+        texts = (f"{name} {installed.get(name, 'is missing')} instead of {theirs[name]}" for name in changed)
         raise MatrixError(f"{project.name}: {', '.join(texts)}")
-    own = " ".join(f"{name} {found[name]}" for name in added if name in found)
-    say(f"{project.name}: {len(theirs)} packages, each as it is without this project, which added {own}")
+    added_versions = " ".join(f"{name} {installed[name]}" for name in added if name in installed)
+    say(f"{project.name}: {len(theirs)} packages, each as it is without this project, which added {added_versions}")
     return environment
 
 
 def freeze(environment: Environment) -> Mapping[str, str]:
     """What an environment really has: canonical name to version, without local parts."""
     listed = json.loads(uv(["pip", "list", "--format", "json", "--python", str(environment.python)], offline=True))
-    return {canonicalize_name(each["name"]): each["version"].split("+")[0] for each in listed}
+    return {canonicalize_name(package["name"]): package["version"].split("+")[0] for package in listed}
 
 
 def command(project: Downstream, arguments: Sequence[str]) -> list[str]:

@@ -131,12 +131,14 @@ def ensure(lock: Lock, layout: Layout, say: Say = print) -> Environment:
 def _fill(lock: Lock, layout: Layout, python: str, say: Say) -> None:
     """Install the packages of a lock into an empty environment, each from a file whose hash is known."""
     if "torch" in lock.packages:
+        # First, and apart from the rest: its build depends on the machine, and setup programs below import it.
         torch_builds.install(lock.packages["torch"], lock.python, Path(python), layout, say)
     commits = [line for line in lock.releases if commit_wheels.COMMIT.fullmatch(line)]
     others = [line for line in lock.releases if line not in commits and not line.startswith("torch==")]
     built = [line for line in others if line.partition("==")[0] in BUILT_FROM_SOURCE]
     install_hashed([line for line in others if line not in built], lock.python, python, layout)
     if built:
+        # Last and without isolation: their setup imports torch and setuptools of this very environment.
         variables = _build_variables(lock)
         install_hashed(built, lock.python, python, layout, "--no-build-isolation", variables=variables)
     if commits:
@@ -224,6 +226,7 @@ def ensure_tools(lock: Lock, layout: Layout, say: Say = print, *, project: bool 
     """
     root = _root(lock, layout)
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    # By its path uv needs no network; another version it may have to download.
     interpreter = sys.executable if lock.python == running else lock.python
     with (
         explained_os_errors(),
@@ -237,7 +240,7 @@ def ensure_tools(lock: Lock, layout: Layout, say: Say = print, *, project: bool 
     return Environment(root, layout.root if project else None)
 
 
-def prune(layout: Layout, wanted: Iterable[Lock], say: Say = print) -> None:
+def prune(layout: Layout, used_locks: Iterable[Lock], say: Say = print) -> None:
     """Remove the environments that belong to none of the locks: when a lock changes, so does its environment.
 
     Tools of which no lock is among these stay. Environments that hold other packages than their lock names are removed,
@@ -246,7 +249,7 @@ def prune(layout: Layout, wanted: Iterable[Lock], say: Say = print) -> None:
     Raises:
         MatrixError: when an environment cannot be removed.
     """
-    locks = {_root(lock, layout): lock for lock in wanted}
+    locks = {_root(lock, layout): lock for lock in used_locks}
     kinds = {lock.kind for lock in locks.values()} - {"cell"}
     patterns = ["cell-*", *(f"{kind}-{_ANY_DIGEST}" for kind in kinds)]  # of two tools one's name may begin another's
     for root in sorted(path for name in patterns for path in layout.environments.glob(name) if path.is_dir()):
@@ -269,18 +272,18 @@ def remove(lock: Lock, layout: Layout, say: Say = print) -> bool:
     return root.is_dir() and _remove(root, say)
 
 
-def drop_unused(layout: Layout, say: Say = print, wanted: Iterable[Lock] = ()) -> None:
+def drop_unused(layout: Layout, say: Say = print, used_locks: Iterable[Lock] = ()) -> None:
     """Remove shared files that no environment uses any more: compiled modules, builds of torch.
 
     Args:
-        wanted: locks whose builds of torch stay.
+        used_locks: locks whose builds of torch stay.
 
     Raises:
         MatrixError: when something cannot be removed.
     """
     with explained_os_errors():
         compiled.drop_unused(layout.environments / _COMPILED)
-        needed = {lock.packages["torch"]: lock.python for lock in wanted if "torch" in lock.packages}
+        needed = {lock.packages["torch"]: lock.python for lock in used_locks if "torch" in lock.packages}
         for name in torch_builds.prune(layout, needed):
             say(f"{name}: no environment uses it, removed")
 
@@ -332,20 +335,20 @@ def _install_project(root: Path, layout: Layout) -> None:
         metadata = (layout.root / "pyproject.toml").read_text(encoding="utf-8")
     except FileNotFoundError:  # nothing to install: processes of ours find the project on their path
         return
-    wanted = _digest(str(layout.root), metadata)
-    if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
+    digest = _digest(str(layout.root), metadata)
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == digest:
         return
     install = ("pip", "install", "--quiet", "--no-deps", "--python", str(root / "bin" / "python"))
     try:
         uv([*install, "--no-build-isolation", "--editable", str(layout.root)], offline=True)
     except Untestable as error:
         raise MatrixError(f"this project itself could not be installed: {error}") from error
-    write_whole(stamp, wanted)
+    write_whole(stamp, digest)
 
 
 def _site_packages(root: Path) -> Path:
-    (found,) = (root / "lib").glob("python*/site-packages")
-    return found
+    (site_packages,) = (root / "lib").glob("python*/site-packages")
+    return site_packages
 
 
 def _digest(*texts: str) -> str:

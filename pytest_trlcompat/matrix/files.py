@@ -1,7 +1,4 @@
-"""Files that several processes write: atomically, and one process at a time.
-
-Imports only the standard library and what says which files to trust.
-"""
+"""Files that several processes write: atomically, and one process at a time."""
 
 from __future__ import annotations
 
@@ -26,6 +23,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
+        # mkstemp gives mode 0600, with which others who may read the folder could not read the file.
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

@@ -52,12 +52,13 @@ def with_hashes(requirements: Sequence[str], python: str, layout: Layout) -> lis
         Untestable: when a release has no usable file, or no hash of it is known; the text is the reason.
         MatrixError: when a file of hashes is damaged.
     """
+    # The repository's come last and win: those that were asked on this machine may be of a user's wheel folder.
     known = {**read(_path(layout.resolved_hashes, python)), **read(_path(layout.hashes, python))}
     missing = [requirement for requirement in requirements if requirement not in known]
     if missing:
-        found = ask(missing, python)
-        _remember(_path(layout.resolved_hashes, python), python, found)
-        known.update(found)
+        answered = ask(missing, python)
+        _remember(_path(layout.resolved_hashes, python), python, answered)
+        known.update(answered)
     return [_line(requirement, known[requirement]) for requirement in requirements]
 
 
@@ -96,36 +97,37 @@ def ask(requirements: Iterable[str], python: str, *, index_alone: bool = False) 
     Raises:
         Untestable: when one of them has no usable file, or no hash of it is stated.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    hashes: dict[str, tuple[str, ...]] = {}
     rest = list(dict.fromkeys(requirements))
     while rest:
         batch = {requirement.partition("==")[0]: requirement for requirement in rest}  # one release of each package
         rest = [requirement for requirement in rest if requirement not in batch.values()]
         command = [*_ASK, "--universal", "--format", "pylock.toml", "--python", python]
         answer = uv_network_first(command, stdin="\n".join(batch.values()), index_alone=index_alone)
-        found.update(_of_pylock(answer, list(batch.values()), python))
-    return found
+        hashes.update(_of_pylock(answer, list(batch.values()), python))
+    return hashes
 
 
-def renew(wanted: Mapping[str, Collection[str]], layout: Layout) -> dict[str, list[str]]:
+def renew(releases: Mapping[str, Collection[str]], layout: Layout) -> dict[str, list[str]]:
     """Write the files of the repository: the hashes that they have, those of new releases, and no other release's.
 
     A hash that is there stays as it is: the files of a release do not change.
 
     Args:
-        wanted: Python to the releases of all locks for it.
+        releases: Python to the releases of all locks for it.
 
     Returns:
         Python to the releases whose hashes are new.
     """
     added = {}
-    for python, requirements in wanted.items():
+    for python, requirements in releases.items():
         path = _path(layout.hashes, python)
         known = read(path)
         added[python] = sorted(set(requirements) - set(known))
+        # A hash from a wheel folder would be that of this machine's own build.
         known |= ask(added[python], python, index_alone=True)
         _write(path, python, {requirement: known[requirement] for requirement in requirements})
-    names = {_path(layout.hashes, python) for python in wanted}
+    names = {_path(layout.hashes, python) for python in releases}
     for path in layout.hashes.glob("*.txt"):
         if path not in names:
             path.unlink()
@@ -144,16 +146,16 @@ def read(path: Path) -> dict[str, tuple[str, ...]]:
         return {}
     except UnicodeDecodeError as error:
         raise MatrixError(f"{path}: not UTF-8 ({error}); remove it, and run the same command again") from error
-    found: dict[str, tuple[str, ...]] = {}
+    hashes: dict[str, tuple[str, ...]] = {}
     for number, line in enumerate(lines, 1):
         if not line or line.startswith("#"):
             continue
         match = _LINE.fullmatch(line)
-        if match is None or match[1] in found:
+        if match is None or match[1] in hashes:
             wrong = "is not NAME==VERSION --hash=sha256:DIGEST ..." if match is None else "is there already"
             raise MatrixError(f"{path}, line {number}: {line!r} {wrong}; remove the line, and run: nox -s lock")
-        found[match[1]] = tuple(_HASH.findall(line))
-    return found
+        hashes[match[1]] = tuple(_HASH.findall(line))
+    return hashes
 
 
 def _of_pylock(answer: str, requirements: Sequence[str], python: str) -> dict[str, tuple[str, ...]]:
@@ -188,6 +190,7 @@ def _name(file: Mapping[str, Any]) -> str:
 
 def _interpreters(python: str) -> set[tuple[str, str]]:
     major, minor = map(int, _minor(python).split("."))
+    # One platform stands for all: interpreter and ABI are taken from these tags, _LINUX judges the platform.
     tags = (
         *cpython_tags((major, minor), platforms=["linux"]),
         *compatible_tags((major, minor), f"cp{major}{minor}", ["linux"]),
@@ -200,9 +203,10 @@ def _fits(name: str, interpreters: Collection[tuple[str, str]]) -> bool:
     return any((tag.interpreter, tag.abi) in interpreters and _LINUX.fullmatch(tag.platform) for tag in tags)
 
 
-def _remember(path: Path, python: str, found: Mapping[str, tuple[str, ...]]) -> None:
+def _remember(path: Path, python: str, hashes: Mapping[str, tuple[str, ...]]) -> None:
     with locked(path.with_name(f".{path.name}.lock")):
-        _write(path, python, {**found, **read(path)})
+        # Read again under the lock, since another process may have added some. What is there wins: files do not change.
+        _write(path, python, {**hashes, **read(path)})
 
 
 def _write(path: Path, python: str, hashes: Mapping[str, Iterable[str]]) -> None:

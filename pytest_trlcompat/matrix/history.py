@@ -3,7 +3,6 @@
 The newest is not among them: it is ``fixtures/evidence.json``, which ships with the package, and comes here when
 another takes its place. The same facts in fewer bytes: a letter for each verdict, in columns that all cells share, so
 that a year of weeks is read in a moment. gzip, since every Python has it; xz would save a quarter, zstd is a package.
-Imports only the standard library, the catalogue's evidence and what reads and writes files.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def pack(evidence: Evidence) -> bytes:
 
 
 def _packed(cell: MeasuredCell, columns: Sequence[Key]) -> dict[str, Any]:
-    found = (cell.verdicts.get(column) for column in columns)
+    verdicts = (cell.verdicts.get(column) for column in columns)
     by = {str(number): cell.blocked_by[key] for number, key in enumerate(columns) if key in cell.blocked_by}
     fitting = [number for number, key in enumerate(columns) if key in cell.fitting]
     origins = list(dict.fromkeys([*([cell.origin] if cell.origin else []), *cell.other_origins.values()]))
@@ -109,7 +108,7 @@ def _packed(cell: MeasuredCell, columns: Sequence[Key]) -> dict[str, Any]:
         "id": cell.id,
         "date": cell.date,
         "stack": dict(cell.versions),
-        "verdicts": "".join(_NONE if verdict is None else _LETTERS[verdict] for verdict in found),
+        "verdicts": "".join(_NONE if verdict is None else _LETTERS[verdict] for verdict in verdicts),
         **({"blocked_by": by} if by else {}),
         **({"fitting": fitting} if fitting else {}),
         **({"measured": [list(origin) for origin in origins]} if origins else {}),
@@ -126,14 +125,15 @@ def unpack(text: str) -> Evidence:
     """
     raw = parse(text)
     schema = raw.get("schema") if isinstance(raw, dict) else None
+    # In Python True equals 1, and a damaged file may say true.
     if schema != _SCHEMA or isinstance(schema, bool):
         raise Unreadable(f"schema {_SCHEMA} was expected, {str(schema)[:100]} was found")
     letters = _letters(field_of(raw, "letters", dict))
-    columns = [_column(each) for each in field_of(raw, "columns", list)]
+    columns = [_column(column) for column in field_of(raw, "columns", list)]
     check_names({name for column in columns for name in column})
     if len(set(columns)) < len(columns):
         raise Unreadable("a column stands twice")
-    cells = tuple(_cell(each, columns, letters) for each in field_of(raw, "cells", list))
+    cells = tuple(_cell(cell, columns, letters) for cell in field_of(raw, "cells", list))
     if len({cell.id for cell in cells}) < len(cells):
         raise Unreadable("a cell stands twice")
     return Evidence(day(field_of(raw, "date", str)), cells)
@@ -180,6 +180,7 @@ def _blockers(raw: Any, columns: Sequence[Key]) -> dict[Key, str]:
     if not isinstance(raw, dict):
         raise Unreadable(f"'blocked_by' is no object: {str(raw)[:100]}")
     for number in raw:
+        # int() also takes digits of other scripts, signs, spaces and underscores.
         if not re.fullmatch(r"\d{1,6}", number, re.ASCII) or int(number) >= len(columns):
             raise Unreadable(f"'blocked_by' names no column: {number[:100]!r}")
     return {columns[int(number)]: name for number, name in raw.items()}
@@ -198,6 +199,7 @@ def _other_origins(raw: Any, columns: Sequence[Key], origins: Sequence[Origin]) 
 def _fitting(raw: Any, columns: Sequence[Key]) -> frozenset[Key]:
     numbers = raw if isinstance(raw, list) else [raw]
     for number in numbers:
+        # isinstance would let a bool pass.
         if type(number) is not int or not 0 <= number < len(columns):
             raise Unreadable(f"'fitting' names no column: {str(number)[:100]!r}")
     return frozenset(columns[number] for number in numbers)

@@ -1,6 +1,6 @@
 """Whether an environment holds what its lock names: its distributions' metadata against the lock, nothing is imported.
 
-Some 10 ms for an environment. Imports only the standard library and the matrix.
+Some 10 ms for an environment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALLOWED: Mapping[str, str] = {
     "triton": "part of a CUDA build of torch",
     "bitsandbytes": "added by hand for the suites of QLoRA, see docs/explanation/limits.md",
 }
-"""What an environment may hold beside its lock, by patterns of canonical names, with the reason."""
+"""What an environment may hold in addition to its lock, by patterns of canonical names, with the reason."""
 
 _COMMIT = re.compile(r"\+g[0-9a-f]+$")
 """How a lock names a commit; its wheel says the version of the tree alone."""
@@ -52,19 +52,19 @@ def account_of(root: Path, packages: Mapping[str, str]) -> Account[str]:
 
 
 def additions(root: Path, packages: Mapping[str, str]) -> Iterator[str]:
-    """A line for each allowed distribution beside the lock that may change what is measured."""
+    """A line for each distribution that is allowed though the lock lacks it, and may change what is measured."""
     for name, version in _installed(root).items():
         if name not in packages and name not in ("pytest-trlcompat", "coverage") and (reason := _reason(name)):
             yield f"{name} {version} is beside the lock: {reason}"
 
 
 def _installed(root: Path) -> dict[str, str]:
-    found = distributions_in(sorted((root / "lib").glob("python*/site-packages")))
-    vllm = found.get("vllm", "")
+    installed = distributions_in(sorted((root / "lib").glob("python*/site-packages")))
+    vllm = installed.get("vllm", "")
     if vllm.endswith(_RECORDING_LOCAL):
-        del found["vllm"]
-        found[RECORDING] = vllm.removesuffix(_RECORDING_LOCAL)
-    return found
+        del installed["vllm"]
+        installed[RECORDING] = vllm.removesuffix(_RECORDING_LOCAL)
+    return installed
 
 
 def _reason(name: str) -> str:

@@ -69,6 +69,7 @@ def run_cell(
         sweep.begin_cell(cell.id)
         job = _Job(matrix, cell, sweep, tuple(sorted(issues)), fresh, tuple(pytest_arguments), tuple(following), say)
         outcome = job.run()
+        # A cell without room stays among the running ones, so that the same command continues with it.
         if not outcome.out_of_space:
             sweep.end_cell(cell.id)
         return outcome
@@ -127,6 +128,7 @@ class _Job:
         try:
             lock = lock_for(self.matrix, self.cell, layout)
             disk.free_space(lock, layout, self.sweep.finished(self.matrix.python), self._later_locks(), self.say)
+            # Before it is built: nox -s clean, or a sweep that needs room, could remove it as soon as it is there.
             reservations.enter_context(reserved(lock, layout))
             environment = ensure(lock, layout, self.say)
         except DiskFull as error:
@@ -176,6 +178,7 @@ class _Job:
             if before is not None and before.state in (RUNNING, INTERRUPTED) and before.digest is not None:
                 self.say(f"{self.cell.id}: was interrupted, but what its verdicts depend on has changed; starts again")
             self.results.unlink(missing_ok=True)
+        # Before the first verdict, so that a killed run can be told from a finished one.
         self._write(RUNNING, None)
         try:
             command = self._command(environment, resumed)
@@ -191,16 +194,17 @@ class _Job:
         records = _records(self.results)
         incomplete = _incomplete(status, records) or _of_others(records, Provenance.parse(self.sidecar.provenance))
         self._write(TESTED if incomplete is None else INTERRUPTED, incomplete)
+        # Only the run has compiled what the suites import.
         environment.share_modules()
         return self._outcome(status)
 
     def _later_locks(self) -> list[Lock]:
         """The locks of the cells that run later, as far as they are known."""
-        found = []
+        later_locks = []
         for cell in self.following:
             with contextlib.suppress(MatrixError):  # a damaged lock is reported when its cell runs
-                found.append(kept(self.matrix, cell, self.sweep.layout))
-        return [lock for lock in found if lock is not None]
+                later_locks.append(kept(self.matrix, cell, self.sweep.layout))
+        return [lock for lock in later_locks if lock is not None]
 
     def _command(self, environment: Environment, resumed: bool) -> list[str]:
         return [
@@ -262,6 +266,7 @@ def _drop_partial_line(path: Path) -> None:
 
 def _incomplete(status: int, records: Sequence[Record]) -> str | None:
     """Why not all suites gave verdicts, by pytest's exit status; ``None`` if all did."""
+    # A verdict that is not as predicted fails its test: with one of these the run is complete nevertheless.
     if status == _TESTS_PASSED or (status == _TESTS_FAILED and any(map(is_wrong, records))):
         return None
     if status == _TESTS_FAILED and not records:

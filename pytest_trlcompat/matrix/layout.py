@@ -1,4 +1,4 @@
-"""The paths of a checkout's files. Imports only the standard library."""
+"""The paths of a checkout's files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Locks: all packages of a cell with their versions, resolved as of its date, as plain ``name==version`` lines.
 
-The hashes of their files stand beside the locks, since they are those of a release: see :mod:`.hashes`.
+The hashes of the packages' files are kept apart from the locks, since they belong to a release: see :mod:`.hashes`.
 """
 
 from __future__ import annotations
@@ -178,6 +178,7 @@ def _valid(path: Path, matrix: Matrix, cell: Cell) -> Lock | None:
     if not path.is_file():
         return None
     lock = read_lock(path)
+    # Where the cell names a day, a lock of another day is of another cell.
     return lock if lock.request == request_of(matrix, cell) and cell.date in (None, lock.date) else None
 
 
@@ -224,11 +225,11 @@ def compile_versions(
     Args:
         preferred: ``name==version`` lines to prefer wherever the requirements allow them.
         left_out: packages to leave out, whoever requires them.
-        needed: packages to keep that a CPU build of torch has not.
-        wheels: folders of wheels beside the index.
+        needed: packages to keep although a CPU build of torch does not have them.
+        wheels: folders of wheels that are searched as well as the index.
 
     A package that is built for CPUs may require torch by the local version of PyTorch's CPU builds (``2.11.0+cpu``).
-    Where the index has another build of that very release alone, that is taken: both have the same interface.
+    If the index has only another build of that release, that build is taken: both have the same interface.
 
     Raises:
         Untestable: with the resolver's reason.
@@ -262,7 +263,7 @@ def _compile(
         *torch_backend(os.environ),
         *(word for folder in wheels for word in ("--find-links", folder)),
     ]
-    wanted = "\n".join(requirements)
+    stdin = "\n".join(requirements)
     with tempfile.TemporaryDirectory() as folder:
         overrides = Path(folder) / "overrides.txt"
         # A marker that never holds excludes them.
@@ -270,11 +271,11 @@ def _compile(
         overrides.write_text("".join(f"{line}\n" for line in [*excluded, *overridden]), encoding="utf-8")
         command += ["--override", str(overrides)]
         if not preferred:
-            return _packages(uv_network_first(command, stdin=wanted))
+            return _packages(uv_network_first(command, stdin=stdin))
         # uv prefers the versions in an existing output file.
         answer = Path(folder) / "answer.txt"
         answer.write_text("\n".join([*preferred, ""]), encoding="utf-8")
-        uv_network_first([*command, "--output-file", str(answer)], stdin=wanted)
+        uv_network_first([*command, "--output-file", str(answer)], stdin=stdin)
         return _packages(answer.read_text(encoding="utf-8"))
 
 
@@ -311,6 +312,7 @@ def _newest_upload(pylock: str, cell: Cell) -> datetime.date:
                 f"{cell.id}: the package index does not say when {package['name']} {package.get('version', '')} was "
                 "uploaded; set the date of the cell (in matrix.toml, or with --date DAY)"
             )
+        # A release can be installed from its first file on; wheels may be added for years.
         days.append(min(uploads).date())
     if not days:
         raise Untestable(f"{cell.id}: the resolver found none of its pins")

@@ -1,4 +1,4 @@
-"""Coverage of this project's own tests, ranks included: what ``nox -s coverage`` runs, beside the tests."""
+"""Coverage of this project's own tests, ranks included: the commands of ``nox -s coverage`` around the tests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def totals(report: Mapping[str, Any]) -> Iterator[Total]:
 def format_totals(root: Path) -> str:
     """A table of the totals in the JSON report of a checkout."""
     report = json.loads((root / JSON).read_text(encoding="utf-8"))
-    rows = [(each.name, str(each.covered), str(each.statements), f"{each.percent:.1f} %") for each in totals(report)]
+    rows = [
+        (total.name, str(total.covered), str(total.statements), f"{total.percent:.1f} %") for total in totals(report)
+    ]
     header = ("package", "covered", "statements", "")
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     return "\n".join(

@@ -1,7 +1,4 @@
-"""Reads and writes ``fixtures/pairwise.toml``, the cells that covering arrays have chosen.
-
-Imports only the standard library, ``packaging`` and the matrix; :mod:`.covering` makes the arrays.
-"""
+"""Reads and writes ``fixtures/pairwise.toml``, the cells that covering arrays have chosen."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Reads cells from ``fixtures/matrix.toml``, ``pairwise.toml`` beside it, and from ``trl=0.19.1`` arguments.
-
-Imports only the standard library, ``packaging`` and the stack's list of packages.
-"""
+"""Reads cells from ``fixtures/matrix.toml``, ``fixtures/pairwise.toml`` and arguments such as ``trl=0.19.1``."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ else:
     import tomli as tomllib
 
 _MOST_DAYS = 365
-"""So many days after its newest pin a cell may be resolved at most; its own date says when it is later."""
+"""A cell is resolved at most this many days after its newest pin. A later day must be the cell's own date."""
 
 __all__ = ["parse_day", "parse_pins", "read_matrix"]
 
@@ -154,12 +151,12 @@ def _excluded(entry: object) -> Excluded:
     when, why = entry.get("when"), entry.get("why")
     if not isinstance(when, dict) or not when or not isinstance(why, str) or not why:
         raise MatrixError("write for example when = { transformers = '>=5', peft = '<0.18' } and why = 'reason'")
-    for package, wanted in when.items():
+    for package, version_range in when.items():
         _known(package, "when")
         try:
-            SpecifierSet(_text(wanted, f"the range of {package}"))
+            SpecifierSet(_text(version_range, f"the range of {package}"))
         except InvalidSpecifier as error:
-            raise MatrixError(f"malformed range {wanted!r} of {package}") from error
+            raise MatrixError(f"malformed range {version_range!r} of {package}") from error
     return Excluded(dict(when), why)
 
 

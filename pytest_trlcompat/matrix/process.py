@@ -1,7 +1,4 @@
-"""Runs a child process that leaves nothing behind: however this process ends, all its descendants end too.
-
-Imports only the standard library.
-"""
+"""Runs a child process that leaves nothing behind: however this process ends, all its descendants end too."""
 
 from __future__ import annotations
 
@@ -88,6 +85,7 @@ def started(
             with ignore_signals():
                 if child is not None and child.poll() is None:
                     _stop(child, grace)
+                # Descendants in process groups of their own are known by the variable that they have inherited.
                 kill_marked(mark)
 
 
@@ -96,6 +94,7 @@ def _lead_a_group(parent: int) -> Callable[[], None]:
         os.setpgid(0, 0)
         # In case this process is killed by SIGKILL, which it cannot handle.
         die_with_parent(parent, signal.SIGTERM)
+        # The mask of deferred_signals() is inherited; with it the child could not be interrupted.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
     return prepare
@@ -127,6 +126,7 @@ def deferred_signals() -> Iterator[None]:
 @contextlib.contextmanager
 def signals_as_ctrl_c() -> Iterator[None]:
     """Raise KeyboardInterrupt within the block on SIGTERM and SIGHUP, as on Ctrl-C."""
+    # Python sets handlers of signals in the main thread alone.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,4 @@
-"""The results of a cell: its verdicts, and a sidecar with the state of its run.
-
-Imports only the standard library, the catalogue and what reads others' files.
-"""
+"""The results of a cell: its verdicts, and a sidecar with the state of its run."""
 
 from __future__ import annotations
 
@@ -161,11 +158,11 @@ def success(outcome: Outcome) -> str:
 
 def read_sidecars(layout: Layout) -> list[Sidecar]:
     """The sidecars of all cells with results, but those that are damaged, which are reported when their cells run."""
-    found = []
+    sidecars = []
     for path in sorted(layout.results.glob("*.cell.json")):
         with contextlib.suppress(MatrixError):
-            found.append(read_sidecar(path))
-    return found
+            sidecars.append(read_sidecar(path))
+    return sidecars
 
 
 def read_sidecar(path: Path) -> Sidecar:
@@ -232,13 +229,13 @@ def _checked(name: str, raw: Mapping[str, Any], problems: list[str]) -> Any:
 def _lock(value: Any, problems: list[str]) -> dict[str, str]:
     if not isinstance(value, dict):
         raise Unreadable("is no object")
-    found = {}
+    versions = {}
     for package, version in value.items():
         try:
-            found.update(_pins({package: version}))
+            versions.update(_pins({package: version}))
         except Unreadable as error:
             problems.append(f"'lock' {error}")
-    return found
+    return versions
 
 
 def _pins(value: Any) -> dict[str, str]:
@@ -281,6 +278,7 @@ def _day_or_none(value: Any) -> str | None:
 
 
 def _number(value: Any) -> float:
+    # A bool is an int in Python, and no number of seconds. NaN fails the comparison.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
         raise Unreadable(f"is no number of seconds: {str(value)[:100]!r}")
     return value

@@ -97,6 +97,7 @@ class Project:
             command: the arguments of nox.
         """
         cut = list(command).index("--") if "--" in command else len(command)
+        # nox takes names of sessions from NOXSESSION, too.
         posargs, names = command[cut:], [*command[:cut], environ.get("NOXSESSION", "")]
         self._tables = TABLES in posargs
         torch = torch_axis.requested_torch(posargs)
@@ -140,10 +141,12 @@ class Project:
         cells = self._selection(options.full, options.pairwise, options.torch, options.shard, options.added)
         if options.shard is not None:
             shards.keep_part(self.layout, cells, options.shard)
-        later = tuple(itertools.dropwhile(lambda each: each.id != cell.id, cells))
+        later = tuple(itertools.dropwhile(lambda other: other.id != cell.id, cells))
         if not self.sweep.has_begun:
             # nox does not give a session the names of the others; with --parallel only its own is known.
-            named = [torch_axis.find(self.matrix, self.layout, each) for each in self._named if self.sweep.outermost]
+            named = [
+                torch_axis.find(self.matrix, self.layout, cell_id) for cell_id in self._named if self.sweep.outermost
+            ]
             self._announce(named or later or [cell])
         few = ("-m", self._chosen_tests(cell, options)) if not options.issues else ()
         self._run(cell, dataclasses.replace(options, pytest_arguments=(*few, *options.pytest_arguments)), later[1:])
@@ -158,7 +161,7 @@ class Project:
     def _on_ray(self, session: str, options: Arguments) -> None:
         """The session of all chosen cells, or of one that the command names; the first one runs all of them."""
         if not self.ray.has_run:
-            named = [self._with_torch(each, options) for each in self._named]
+            named = [self._with_torch(cell_id, options) for cell_id in self._named]
             chosen = self._selection(options.full, options.pairwise, options.torch, options.shard, options.added)
             tests = {} if options.issues else {cell.id: self._chosen_tests(cell, options) for cell in named or chosen}
             self.ray.run(named or chosen, options, self._metadata(), tests)
@@ -256,20 +259,20 @@ class Project:
                 self.say(f"torch {torch}: {len(libraries.packages)} CUDA libraries as of {libraries.date}")
 
     def _renew_hashes(self) -> None:
-        wanted: dict[str, set[str]] = {self.matrix.python: set()}
+        releases: dict[str, set[str]] = {self.matrix.python: set()}
         torches = {(torch, self.matrix.python) for torch in self.matrix.torch}
         files = [*self.layout.locks.glob("*.txt"), *self.layout.tool_locks.glob("*.txt")]
         for lock in [locks.read_lock(path) for path in files]:
-            wanted.setdefault(lock.python, set()).update(lock.releases)
+            releases.setdefault(lock.python, set()).update(lock.releases)
             torches.add((lock.packages.get("torch", ""), lock.python))
         for torch, python in torches:
             if cuda.kept(torch, self.layout):
-                wanted[python].update(cuda.libraries_of(torch, python, self.layout).requirements)
-        for python, added in hashes.renew(wanted, self.layout).items():
+                releases[python].update(cuda.libraries_of(torch, python, self.layout).requirements)
+        for python, added in hashes.renew(releases, self.layout).items():
             if added:
                 self.say(f"Python {python}: the hashes of {_count(added, 'new release')}")
         for name in BUILT_FROM_SOURCE:
-            built = {line for lines in wanted.values() for line in lines if line.startswith(f"{name}==")}
+            built = {line for lines in releases.values() for line in lines if line.startswith(f"{name}==")}
             if built:
                 self.say(f"{name}: {_count(built, 'release')} would be built from source; everything else is a wheel")
 
@@ -305,6 +308,7 @@ class Project:
         history = ["--history", str(self.layout.root)]
         program = [str(tools.python), "-m", "pytest_trlcompat.matrix"]
         command = [*program, str(self.layout.results), *history, *rest, *publish]
+        # The report is printed by a child process; what was printed here must come first.
         sys.stdout.flush()
         done = subprocess.run(command, cwd=self.layout.root, env=_variables(tools), check=False)
         if done.returncode != 0:
@@ -312,15 +316,19 @@ class Project:
 
     def report_tool(self) -> tuple[str, list[str]]:
         """Name and requirements of the environment that makes reports."""
-        needed = [each for each in self._metadata()["dependencies"] if each.startswith(("packaging", "tomli"))]
+        needed = [
+            requirement
+            for requirement in self._metadata()["dependencies"]
+            if requirement.startswith(("packaging", "tomli"))
+        ]
         return "report", [*needed, *self.extra("report")]
 
     def test_downstream(self, arguments: Sequence[str]) -> None:
-        """Test real projects beside this one; see :func:`pytest_trlcompat.matrix.downstream.session`."""
+        """Test real projects with this one installed; see :func:`pytest_trlcompat.matrix.downstream.session`."""
         downstream.session(self.matrix, self.layout, arguments, self.say, self.run_in)
 
     def run_in(self, environment: Environment, command: Sequence[str]) -> None:
-        """Run a program of an environment in the checkout, with no process left behind.
+        """Run a program of an environment in the checkout. It leaves no process behind.
 
         Raises:
             MatrixError: when it fails.
@@ -328,7 +336,7 @@ class Project:
         self.run_all_in(environment, [command])
 
     def run_all_in(self, environment: Environment, commands: Sequence[Sequence[str]]) -> None:
-        """Run several programs, also after one has failed.
+        """Run all of several programs, even if one fails.
 
         Raises:
             MatrixError: names the ones that failed.
@@ -412,12 +420,12 @@ class Project:
         return [f"{name}=={lock.packages[name]}" for name in packages]
 
     def bisect_tools(self, requirements: Sequence[str], words: Sequence[str]) -> Environment:
-        """The environment of bisect, with Ray where its command line asks for that engine."""
+        """The environment of bisect, with Ray if the command line asks for that engine."""
         ray = engine_options.of_words(words)
         if ray is None:
             return self.tools("bisect", requirements, project=True)
-        wanted = [*requirements, *ray_session.ray_requirements(self.extra("ray"), ray.version)]
-        return self.tools("bisect-ray", wanted, project=True, python=ray.python)
+        with_ray = [*requirements, *ray_session.ray_requirements(self.extra("ray"), ray.version)]
+        return self.tools("bisect-ray", with_ray, project=True, python=ray.python)
 
     def extra(self, name: str) -> list[str]:
         """The requirements of an extra of this project."""
@@ -425,8 +433,8 @@ class Project:
 
     def locked_releases(self, packages: Collection[str]) -> list[str]:
         """Every release of these packages in the kept locks, as ``trl==1.17.0``."""
-        kept = [locks.read_lock(path).packages for path in self.layout.locks.glob("*.txt")]
-        return sorted({f"{name}=={lock[name]}" for lock in kept for name in packages if name in lock})
+        locked = [locks.read_lock(path).packages for path in self.layout.locks.glob("*.txt")]
+        return sorted({f"{name}=={lock[name]}" for lock in locked for name in packages if name in lock})
 
     def unpack(self, release: str, environment: Environment, folder: str) -> Path:
         """Install one release, ``trl==1.17.0``, without its dependencies into its own folder below ``folder``.
@@ -482,6 +490,7 @@ def _count(things: Collection[str], name: str) -> str:
 
 
 def _variables(environment: Environment) -> dict[str, str]:
+    # Settings for nox's own interpreter or for pytest in it are not meant for programs of another environment.
     inherited: Mapping[str, str] = {
         name: value
         for name, value in os.environ.items()

@@ -1,7 +1,6 @@
 """Parts of a sweep for as many machines: ``--shard 3/16``, balanced by what the cells took before, and merged again.
 
-Every machine computes the same parts, from what the repository has. Imports only the standard library, the catalogue's
-evidence and what writes files.
+Every machine computes the same parts, from what the repository has.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def _check_code(paths: Iterable[Path]) -> None:
     sidecars = [read_sidecar(path) for path in paths if path.name.endswith(_RESULTS[0])]
     tested = [sidecar for sidecar in sidecars if sidecar.state == TESTED]
     for sidecar in tested[1:]:
-        first, other = (Provenance.parse(each.provenance) for each in (tested[0], sidecar))
+        first, other = (Provenance.parse(measured.provenance) for measured in (tested[0], sidecar))
         if why := difference(dataclasses.replace(other, packages=first.packages), first):
             raise MatrixError(
                 f"{sidecar.id} was measured {why} than {tested[0].id}, or nobody wrote it down; parts of one sweep are "
@@ -101,10 +100,10 @@ def requested_shard(arguments: Sequence[str]) -> tuple[int, int] | None:
     for index, argument in enumerate(arguments):
         if argument.partition("=")[0] == SHARD:
             text = argument.partition("=")[2] or "".join(arguments[index + 1 : index + 2])
-            found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
-            if found is None or int(found[1]) > int(found[2]):
+            match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+            if match is None or int(match[1]) > int(match[2]):
                 raise MatrixError(f"{SHARD} {text!r} is no part; write for example 3/16, the third of sixteen")
-            return int(found[1]), int(found[2])
+            return int(match[1]), int(match[2])
     return None
 
 
@@ -122,7 +121,7 @@ def shard_of(cells: Sequence[Cell], cost: Mapping[str, float], shard: tuple[int,
     middle = statistics.median(cost.values()) if cost else 1.0
     heap = [(0.0, part) for part in range(1, parts + 1)]
     chosen: dict[str, int] = {}
-    for cell in sorted(cells, key=lambda each: (-cost.get(each.id, middle), each.id)):
+    for cell in sorted(cells, key=lambda cell: (-cost.get(cell.id, middle), cell.id)):
         load, part = heapq.heappop(heap)
         chosen[cell.id] = part
         heapq.heappush(heap, (load + cost.get(cell.id, middle), part))
@@ -141,19 +140,19 @@ def costs(layout: Layout) -> dict[str, float]:
         cells = load(layout.evidence).cells
     except EvidenceError:
         cells = ()
-    verdicts = {cell.id: sum(each is not Verdict.ABSENT for each in cell.verdicts.values()) for cell in cells}
+    verdicts = {cell.id: sum(verdict is not Verdict.ABSENT for verdict in cell.verdicts.values()) for cell in cells}
     both = [name for name in seconds if verdicts.get(name)]
     rate = sum(seconds[name] for name in both) / sum(verdicts[name] for name in both) if both else 1.0
     return {**{name: count * rate for name, count in verdicts.items()}, **seconds}
 
 
 def keep_seconds(sidecars: Iterable[Sidecar], layout: Layout) -> None:
-    """Write what the cells of a published sweep took beside its evidence, and keep what others took before."""
+    """Write how many seconds the cells of a published sweep took, and keep the numbers of other cells."""
     try:
         before = json.loads(layout.seconds.read_text())
     except FileNotFoundError:
         before = {}
-    taken = {each.id: round(each.seconds, 1) for each in sidecars if each.seconds}
+    taken = {sidecar.id: round(sidecar.seconds, 1) for sidecar in sidecars if sidecar.seconds}
     write_whole(layout.seconds, json.dumps(dict(sorted({**before, **taken}.items())), indent=0) + "\n")
 
 
@@ -164,22 +163,24 @@ def bring_together(folders: Sequence[Path], results: Path) -> int:
         MatrixError: a folder has none, or a cell has other results in two of them, or parts were measured with other
             code than others; nothing is then copied.
     """
-    found: dict[str, Path] = {}
+    results_of: dict[str, Path] = {}
     for folder in folders:
         paths = [path for path in sorted(folder.glob("*")) if path.name.endswith(_RESULTS)] if folder.is_dir() else []
         if not paths:
             raise MatrixError(f"{folder} has no results of a sweep; name folders that were build/compat")
         for path in paths:
-            other = found.setdefault(path.name, path)
+            other = results_of.setdefault(path.name, path)
             if other.read_bytes() != path.read_bytes():
                 raise MatrixError(
                     f"{path.name} is another one in {path.parent} than in {other.parent}; remove one of them"
                 )
-    _check_code([*found.values(), *(path for path in results.glob(f"*{_RESULTS[0]}") if path.name not in found)])
-    for name, path in found.items():
+    _check_code(
+        [*results_of.values(), *(path for path in results.glob(f"*{_RESULTS[0]}") if path.name not in results_of)]
+    )
+    for name, path in results_of.items():
         here = results / name
         if here.exists() and here.read_bytes() != path.read_bytes():
             raise MatrixError(f"{name} is another one in {path.parent} than in {results}; {_REMOVE}")
-    for name, path in found.items():
+    for name, path in results_of.items():
         write_whole(results / name, path.read_bytes())
-    return sum(name.endswith(_RESULTS[0]) for name in found)
+    return sum(name.endswith(_RESULTS[0]) for name in results_of)

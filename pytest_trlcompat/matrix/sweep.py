@@ -19,6 +19,7 @@ __all__ = ["Sweep"]
 
 def _runs(name: str) -> bool:
     """Whether the other command of a name still runs, by the number of its process at the end."""
+    # The system uses numbers of processes again: another command with the number of this process has ended.
     process = name.rpartition("-")[2]
     return process != str(os.getpid()) and process.isdigit() and _processes.is_alive(int(process))
 
@@ -76,13 +77,13 @@ class Sweep:
         Args:
             python: the interpreter of cells without one of their own.
         """
-        found = []
+        locks = []
         for path in sorted(self.layout.results.glob("*.cell.json"), key=lambda path: path.stat().st_mtime):
             with contextlib.suppress(MatrixError):  # a damaged sidecar is reported when its cell runs
                 sidecar = read_sidecar(path)
                 if sidecar.sweep == self.name and sidecar.state != RUNNING and sidecar.date is not None:
-                    found.append(Lock(sidecar.id, parse_day(sidecar.date), sidecar.python or python, sidecar.lock, ""))
-        return found
+                    locks.append(Lock(sidecar.id, parse_day(sidecar.date), sidecar.python or python, sidecar.lock, ""))
+        return locks
 
     def close(self) -> None:
         """End the command. If a cell is still running, it was interrupted, and its folder stays."""

@@ -67,7 +67,7 @@ def selection(
         With another torch, cells with the same one are consecutive, so that its build can be removed after the last.
 
     Raises:
-        MatrixError: see :func:`with_torch`; and for ``added`` beside another selection, or another torch.
+        MatrixError: see :func:`with_torch`; and for ``added`` together with another selection or another torch.
     """
     if added:
         if full or pairwise or torch is not None:
@@ -141,8 +141,8 @@ def cells_with_kept_locks(matrix: Matrix, layout: Layout) -> list[Cell]:
         for cell in (*matrix.default(), *matrix.tagged_dated())
         if matrix.torch and (cell.date or kept_date(cell, layout))
     ]
-    kept = [cell for cell in matrix.cells if PAIRS_TAG not in cell.tags]
-    return list({cell.id: cell for cell in (*kept, *dated)}.values())
+    with_locks = [cell for cell in matrix.cells if PAIRS_TAG not in cell.tags]
+    return list({cell.id: cell for cell in (*with_locks, *dated)}.values())
 
 
 def _pinned(matrix: Matrix, cell: Cell, torch: str, day: datetime.date | None) -> Cell:

@@ -92,17 +92,17 @@ def _can_link(layout: Layout) -> bool:
     return len(disks) == 1
 
 
-def prune(layout: Layout, wanted: Mapping[str, str]) -> list[str]:
-    """Remove the caches of packages that no environment of a cell contains and no wanted torch needs.
+def prune(layout: Layout, torches: Mapping[str, str]) -> list[str]:
+    """Remove the caches of packages that no environment of a cell contains and none of these releases of torch needs.
 
     Args:
-        wanted: releases of torch, and the Python of their environments.
+        torches: releases of torch, and the Python of their environments.
 
     Returns:
         The removed packages, as ``name==version``.
     """
-    needed = {f"torch=={torch}" for torch in wanted}
-    for torch, python in wanted.items():
+    needed = {f"torch=={torch}" for torch in torches}
+    for torch, python in torches.items():
         needed.update(libraries_of(torch, python, layout).requirements)
     removed = []
     for store in sorted(path for path in _stores(layout).glob("*==*") if path.is_dir()):
@@ -187,12 +187,12 @@ def _missing(torch: str, python: str, layout: Layout, counted: set[str]) -> int:
         if is_cpu_build:
             return 0 if cached else _CPU_BUILD
         libraries = libraries_of(torch, python, layout)
-        wanted = [f"torch=={torch}", *libraries.requirements]
-        if cached and uv_would_install([*command, *wanted]) is not None:
+        requirements = [f"torch=={torch}", *libraries.requirements]
+        if cached and uv_would_install([*command, *requirements]) is not None:
             return 0
         missing = [
             requirement
-            for requirement in wanted
+            for requirement in requirements
             if requirement not in counted
             and not (_stores(layout) / requirement).is_dir()
             and uv_would_install([*command, requirement]) is None

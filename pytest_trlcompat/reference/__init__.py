@@ -11,18 +11,16 @@ and a model is anything that returns logits::
     for name, value in reference.quantities(step):  # in the order in which a step makes them
         ...
 
-:func:`rloo_step` does the same for RLOO, :func:`ppo_step` for a batch of PPO, with a value model and a reward model
-beside the policy, :func:`first_rloo_step` for a batch of RLOO as TRL made it until 0.21, and :func:`supervised_train`
-for trainers whose batches are rows of a dataset, each with its own objective.
+:func:`rloo_step` does the same for RLOO, and :func:`ppo_step` for a batch of PPO with policy, value model and reward
+model. :func:`first_rloo_step` is for a batch of RLOO as TRL trained it up to 0.21, and :func:`supervised_train` for
+trainers whose batches are rows of a dataset, each with its own objective.
 
-Where prompts have images, :attr:`Rollout.inputs` has what a processor makes of each, and models are called with it.
+If prompts have images, :attr:`Rollout.inputs` holds what a processor makes of each, and models are called with it.
 
 Where the documentation does not decide, a docstring says ``undecided by the documentation``, and :class:`Undecided`,
 :class:`RLOOUndecided`, :class:`PPOUndecided` or :class:`FirstRLOOUndecided` takes the choice. It covers text
 completions with rewards that are given: no generation, no tools, no corrections for another inference engine. It is
 written to be read, not to be fast: the graphs of all micro-batches of a step are kept at once.
-
-Importing this package imports torch; nothing else of the stack, of the harness, or of pytest.
 """
 
 from __future__ import annotations

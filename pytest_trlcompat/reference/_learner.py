@@ -61,27 +61,30 @@ class Learner(SamplingLearner[GRPOSettings, MicroBatch, GRPOStep]):
         """The micro-batches of a step, with gradients attached."""
         generations = without_repeats([part[0] for part in parts])
         step_tokens = sum(self._active_tokens(part[0], rows) for part in parts for rows in part[2])
-        own = self.settings.undecided.active_tokens_of == "own_generation"
+        is_own_generation = self.settings.undecided.active_tokens_of == "own_generation"
         count = len(parts) * self.settings.world_size
-        found = []
+        micro_batches = []
         for generation, _, ranks in parts:
-            index = next(place for place, one in enumerate(generations) if one is generation)
+            # By identity: == would compare the tensors of two generations element by element.
+            index = next(place for place, other in enumerate(generations) if other is generation)
             scores = [self.score(self.model, generation.tokens.of_rows(rows)) for rows in ranks]
-            kept = self._kept_by_entropy([each.entropies for each in scores], generation, ranks)
-            if own:
+            entropy_masks = self._kept_by_entropy([rank_scores.entropies for rank_scores in scores], generation, ranks)
+            if is_own_generation:
+                # As if all micro-batches of the step were of this generation.
                 step_tokens = len(parts) * sum(self._active_tokens(generation, rows) for rows in ranks)
             for rank, rows in enumerate(ranks):
-                found.append(
+                micro_batches.append(
                     self._micro_batch(
-                        generation, index, rank, tuple(rows), scores[rank], kept[rank], step_tokens, count
+                        generation, index, rank, tuple(rows), scores[rank], entropy_masks[rank], step_tokens, count
                     )
                 )
-        return found
+        return micro_batches
 
     def _active_tokens(self, generation: Generation, rows: Sequence[int]) -> float:
         mask = generation.tokens.loss_mask
         if self.settings.undecided.active_tokens_of == "step":
             return int(mask[list(rows)].sum())
+        # The tokens of a generation, spread equally over its rows.
         return int(mask.sum()) * len(rows) / len(mask)
 
     def _kept_by_entropy(
@@ -90,7 +93,10 @@ class Learner(SamplingLearner[GRPOSettings, MicroBatch, GRPOStep]):
         quantile = self.settings.top_entropy_quantile
         masks = [generation.tokens.loss_mask[list(rows)] for rows in ranks]
         if self.settings.undecided.entropy_threshold_over == "rank":
-            return [high_entropy_mask(own, mask, quantile) for own, mask in zip(entropies, masks, strict=True)]
+            return [
+                high_entropy_mask(rank_entropies, mask, quantile)
+                for rank_entropies, mask in zip(entropies, masks, strict=True)
+            ]
         whole = high_entropy_mask(torch.cat(list(entropies)), torch.cat(masks), quantile)
         return whole.split([len(rows) for rows in ranks])
 
@@ -101,22 +107,22 @@ class Learner(SamplingLearner[GRPOSettings, MicroBatch, GRPOStep]):
         rank: int,
         rows: tuple[int, ...],
         scores: Scores,
-        kept: Tensor,
+        entropy_mask: Tensor,
         step_tokens: float,
         count: int,
     ) -> MicroBatch:
-        settings, own = self.settings, list(rows)
-        mask, old = generation.tokens.loss_mask[own], generation.old_logprobs[own]
-        advantages = generation.advantages.advantages[own]
+        settings, row_list = self.settings, list(rows)
+        mask, old = generation.tokens.loss_mask[row_list], generation.old_logprobs[row_list]
+        advantages = generation.advantages.advantages[row_list]
         weights = importance_weights(scores.logprobs, old, mask, settings.importance_sampling_level)
         losses = policy_losses(scores.logprobs, old, advantages, mask, settings)
         near = on_policy_mask(scores.logprobs, old, advantages, mask, settings.off_policy_mask_threshold)
-        policy_mask = kept & near[:, None]
+        policy_mask = entropy_mask & near[:, None]
         shares = token_shares(mask, settings, step_tokens=step_tokens, micro_batches=count).to(losses.dtype)
         per_token = torch.where(policy_mask, losses, 0.0)
         kl = None
         if generation.reference_logprobs is not None:
-            reference = generation.reference_logprobs[own]
+            reference = generation.reference_logprobs[row_list]
             if settings.sync_ref_model and settings.undecided.reference_scored_at == "step":
                 with torch.no_grad():
                     reference = self.score(self.reference_model, generation.tokens.of_rows(rows)).logprobs
@@ -131,7 +137,7 @@ class Learner(SamplingLearner[GRPOSettings, MicroBatch, GRPOStep]):
             logprobs=scores.logprobs,
             entropies=scores.entropies,
             weights=weights,
-            high_entropy_mask=kept,
+            high_entropy_mask=entropy_mask,
             policy_mask=policy_mask,
             policy_losses=losses,
             kl=kl,
@@ -144,16 +150,16 @@ class Learner(SamplingLearner[GRPOSettings, MicroBatch, GRPOStep]):
         return metrics.training_metrics(batches, generations, self.settings)
 
     def objective(self, batches: Sequence[MicroBatch]) -> tuple[Tensor, dict[str, Any]]:
-        policy_loss = torch.stack([one.loss for one in batches]).sum()
+        policy_loss = torch.stack([batch.loss for batch in batches]).sum()
         loss, coefficient = policy_loss, self.entropy_coef
         if self.settings.has_entropy_bonus:
             bonus, coefficient = self._entropy_bonus(batches)
             loss = loss - bonus
-        beside = {"policy_loss": policy_loss.detach(), "entropy_coef": coefficient}
-        return loss + self.weighted_aux_loss(batches), beside
+        fields = {"policy_loss": policy_loss.detach(), "entropy_coef": coefficient}
+        return loss + self.weighted_aux_loss(batches), fields
 
     def evaluation_loss(self, batches: Sequence[MicroBatch]) -> Tensor:
-        policy_loss = torch.stack([one.loss for one in batches]).sum()
+        policy_loss = torch.stack([batch.loss for batch in batches]).sum()
         return policy_loss - self.entropy_bonus(batches) + self.weighted_aux_loss(batches)
 
     def step_metrics(self, step: GRPOStep) -> dict[str, float]:
@@ -169,20 +175,21 @@ class Learner(SamplingLearner[GRPOSettings, MicroBatch, GRPOStep]):
         """What the loss of an evaluation batch is reduced by."""
         if not self.settings.has_entropy_bonus:
             return 0.0
-        pairs = [(one.entropies, one.high_entropy_mask) for one in batches]
+        pairs = [(batch.entropies, batch.high_entropy_mask) for batch in batches]
         return self.entropy_coef * metrics.mean_over_tokens(pairs, self.settings.undecided.entropy_bonus_mean == "step")
 
     def _entropy_bonus(self, batches: Sequence[MicroBatch]) -> tuple[Tensor, float]:
         """What the loss is reduced by, and the coefficient before it is updated."""
         settings = self.settings
         over_all = settings.undecided.entropy_bonus_mean == "step"
-        pairs = [(one.entropies, one.high_entropy_mask) for one in batches]
+        pairs = [(batch.entropies, batch.high_entropy_mask) for batch in batches]
         entropy = metrics.mean_over_tokens(pairs, over_all)
         applied = coefficient = self.entropy_coef
         if settings.use_adaptive_entropy:
             current = float(entropy.detach())
             applied, self.entropy_coef = entropy_control(current, coefficient, settings)
             if settings.undecided.entropy_control_by == "previous_step":
+                # This step applies what the entropy of the step before says; the new coefficient is for the next one.
                 known, self.previous_entropy = self.previous_entropy, current
                 applied = 0.0 if known is None else entropy_control(known, coefficient, settings)[0]
         return applied * entropy, coefficient

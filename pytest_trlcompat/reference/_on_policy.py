@@ -51,9 +51,9 @@ class OnPolicyLearner(abc.ABC, Generic[Settings, Step]):
     def train(self, batches: Sequence[Episodes], layouts: Sequence[PPOLayout] | None) -> tuple[Step, ...]:
         """A training on responses that are given, with one layout for each batch; by default rows are not shuffled."""
         if layouts is None:
-            layouts = [unshuffled_layout(len(each.queries), self.settings) for each in batches]
+            layouts = [unshuffled_layout(len(episodes.queries), self.settings) for episodes in batches]
         total = self.settings.num_total_batches or len(batches)
-        return tuple(self.batch(each, layout, total) for each, layout in zip(batches, layouts, strict=True))
+        return tuple(self.batch(episodes, layout, total) for episodes, layout in zip(batches, layouts, strict=True))
 
     @abc.abstractmethod
     def batch(self, episodes: Episodes, layout: PPOLayout, total: int) -> Step:
@@ -64,7 +64,7 @@ class OnPolicyLearner(abc.ABC, Generic[Settings, Step]):
         """
 
     def ended(self, episodes: Episodes, last_rate: float, total: int) -> dict[str, float]:
-        """What is logged at the end of a batch beside its own numbers.
+        """What is logged at the end of a batch in addition to its own numbers.
 
         Args:
             last_rate: the learning rate of its last optimizer step.

@@ -40,6 +40,7 @@ class SamplingLearner(ABC, Generic[Settings, Batch, Step]):
     def __init__(self, model: Any, settings: Settings, reference_model: Any, padded: bool) -> None:
         self.settings = settings
         self.model = copy.deepcopy(model)
+        # A copy as well, since sync_ref_model changes it.
         self.reference_model = copy.deepcopy(model if reference_model is None else reference_model)
         self.score = functools.partial(
             score_tokens,
@@ -71,8 +72,8 @@ class SamplingLearner(ABC, Generic[Settings, Batch, Step]):
         """What is logged of tokens that are trained on, all micro-batches and ranks together."""
 
     def objective(self, batches: Sequence[Batch]) -> tuple[Tensor, dict[str, Any]]:
-        """The loss of a training step, and what its record has beside."""
-        return torch.stack([one.loss for one in batches]).sum() + self.weighted_aux_loss(batches), {}
+        """The loss of a training step, and further fields of its record."""
+        return torch.stack([batch.loss for batch in batches]).sum() + self.weighted_aux_loss(batches), {}
 
     def evaluation_loss(self, batches: Sequence[Batch]) -> Tensor:
         """The loss of an evaluation batch."""
@@ -83,7 +84,7 @@ class SamplingLearner(ABC, Generic[Settings, Batch, Step]):
         return metrics.generation_metrics(generation, rollout.names, self.settings, evaluation=evaluation)
 
     def step_metrics(self, step: Step) -> dict[str, float]:
-        """What is logged of a step beside."""
+        """What else is logged of a step."""
         return {}
 
     def generate(self, rollout: Rollout, num_generations: int, old_model: Any = None) -> Generation:
@@ -119,7 +120,7 @@ class SamplingLearner(ABC, Generic[Settings, Batch, Step]):
         self._synchronise_reference()
         step: Step = self.step_record(
             generations=tuple(without_repeats([part[0] for part in parts])),
-            micro_batches=tuple(detached(one) for one in batches),
+            micro_batches=tuple(detached(batch) for batch in batches),
             loss=loss.detach(),
             **beside,
             **vars(stepped),
@@ -129,8 +130,8 @@ class SamplingLearner(ABC, Generic[Settings, Batch, Step]):
 
     def weighted_aux_loss(self, batches: Sequence[Batch]) -> Tensor | float:
         """What the loss gets from the experts: each micro-batch of each rank counts once."""
-        found = [one.aux_loss for one in batches if one.aux_loss is not None]
-        return self.settings.router_aux_loss_coef * torch.stack(found).mean() if found else 0.0
+        aux_losses = [batch.aux_loss for batch in batches if batch.aux_loss is not None]
+        return self.settings.router_aux_loss_coef * torch.stack(aux_losses).mean() if aux_losses else 0.0
 
     def aux_loss(self, tokens: Tokens) -> Tensor | None:
         """The auxiliary loss of a mixture of experts over rows, prompts included, where it has a weight."""
@@ -149,12 +150,13 @@ class SamplingLearner(ABC, Generic[Settings, Batch, Step]):
                 parameter.copy_(mixed[name])
 
     def _logs(self, step: Step, parts: Sequence[Part], total: int) -> dict[str, float]:
-        settings, found = self.settings, []
+        settings, generation_logs = self.settings, []
         rollouts = {id(generation): rollout for generation, rollout, _ in parts}
         for generation in step.generations:
+            # A generation is logged once, in the first step that trains on it.
             if generation is not self.last:
                 self.last = generation
-                found.append(self.generation_metrics(generation, rollouts[id(generation)], False))
+                generation_logs.append(self.generation_metrics(generation, rollouts[id(generation)], False))
                 if not settings.undecided.num_tokens_each_iteration:
                     self.tokens += generation.tokens.count()
         if settings.undecided.num_tokens_each_iteration:
@@ -165,14 +167,15 @@ class SamplingLearner(ABC, Generic[Settings, Batch, Step]):
             "grad_norm": float(step.grad_norm),
             "learning_rate": self.stepper.learning_rate(self.stepper.steps, total) if of_next else step.learning_rate,
             "num_tokens": float(self.tokens),
-            **metrics.average_logs(found),
+            **metrics.average_logs(generation_logs),
             **self.training_metrics(step.micro_batches, step.generations),
             **self.step_metrics(step),
         }
 
 
 def without_repeats(generations: Sequence[Generation]) -> list[Generation]:
-    return list({id(one): one for one in generations}.values())
+    # By identity, in their order: == would compare tensors.
+    return list({id(generation): generation for generation in generations}.values())
 
 
 def stepped(learner: SamplingLearner[Any, Any, Step], rollout: Rollout, layout: Layout | None, old_model: Any) -> Step:
@@ -195,8 +198,8 @@ def trained(
     micro_batches = settings.micro_batches_per_generation
     if layouts is None:
         layouts = [
-            contiguous_layout(len(each.prompts), world_size=settings.world_size, micro_batches=micro_batches)
-            for each in rollouts
+            contiguous_layout(len(rollout.prompts), world_size=settings.world_size, micro_batches=micro_batches)
+            for rollout in rollouts
         ]
     for rollout, layout in zip(rollouts, layouts, strict=True):
         check_layout(layout, len(rollout.prompts), settings)
@@ -208,6 +211,7 @@ def trained(
             f"{len(rollouts)} rollouts of {micro_batches} micro-batches, {settings.num_iterations} times each, are no "
             f"whole number of steps of {settings.gradient_accumulation_steps}"
         )
+    # One generator for the whole training: a step may accumulate micro-batches of two rollouts.
     turns = (
         (rollout, ranks, iteration == 0 and index == 0)
         for rollout, layout in zip(rollouts, layouts, strict=True)
@@ -233,7 +237,7 @@ def evaluated(learner: SamplingLearner[Any, Any, Any], rollouts: Sequence[Rollou
     settings = learner.settings
     size = settings.num_generations_eval or settings.num_generations
     generations: list[Generation] = []
-    found, losses, logs = [], [], []
+    micro_batches, losses, logs = [], [], []
     for index, rollout in enumerate(rollouts):
         generation = learner.generate(rollout, size)
         layout = contiguous_layout(len(rollout.prompts), world_size=settings.world_size, micro_batches=1)
@@ -243,8 +247,8 @@ def evaluated(learner: SamplingLearner[Any, Any, Any], rollouts: Sequence[Rollou
         losses.append(learner.evaluation_loss(batches))
         entry = learner.generation_metrics(generation, rollout, True)
         logs.append(entry | learner.training_metrics(batches, [generation]))
-        found += [replace(one, generation=index) for one in batches]
-    weights = torch.tensor([float(len(each.prompts)) for each in rollouts], dtype=losses[0].dtype)
+        micro_batches += [replace(batch, generation=index) for batch in batches]
+    weights = torch.tensor([float(len(rollout.prompts)) for rollout in rollouts], dtype=losses[0].dtype)
     entry = {"loss": float((torch.stack(losses) * weights).sum() / weights.sum()), **metrics.average_logs(logs)}
     named = {f"eval_{name}": value for name, value in entry.items()}
-    return Evaluation(tuple(generations), tuple(found), torch.stack(losses), named)
+    return Evaluation(tuple(generations), tuple(micro_batches), torch.stack(losses), named)

@@ -47,14 +47,15 @@ class Stepper:
 
     def step(self, loss: Tensor, rate: float) -> Stepped:
         """One optimizer step with a learning rate."""
-        trained = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
-        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        trained = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        gradient_list = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         gradients = {
+            # The loss does not reach it: its gradient is 0, and its weight decays nevertheless.
             name: torch.zeros_like(parameter) if gradient is None else gradient
-            for (name, parameter), gradient in zip(trained.items(), found, strict=True)
+            for (name, parameter), gradient in zip(trained.items(), gradient_list, strict=True)
         }
         clipped = optimizer.clip_gradients(gradients, self.settings.max_grad_norm)
-        weights = self._updated({name: each.detach() for name, each in trained.items()}, clipped, rate)
+        weights = self._updated({name: parameter.detach() for name, parameter in trained.items()}, clipped, rate)
         with torch.no_grad():
             for name, parameter in trained.items():
                 parameter.copy_(weights[name])
@@ -64,8 +65,8 @@ class Stepper:
     def learning_rate(self, step: int, total: int) -> float:
         """That of a step of the schedule, 0 for the first of ``total``."""
         settings = self.settings
-        given = settings.warmup_steps
-        warmup = math.ceil(given * total) if given < 1 else int(given)
+        warmup_steps = settings.warmup_steps
+        warmup = math.ceil(warmup_steps * total) if warmup_steps < 1 else int(warmup_steps)
         factor = optimizer.learning_rate_factor(settings.lr_scheduler_type, step, total=total, warmup=warmup)
         return settings.learning_rate * factor
 

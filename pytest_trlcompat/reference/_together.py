@@ -14,8 +14,8 @@ __all__ = ["output_of_rows", "widened"]
 def output_of_rows(model: Any, rows: Sequence[Tensor]) -> list[Tensor]:
     """What a causal model gives for each row: ``(tokens, ...)``, of a 16-bit model in 32 bits, on the CPU.
 
-    What follows a token does not change what is said of it. So rows stand together, each with its padding behind it,
-    and every number is that of the row alone; neither position ids nor the mask matter.
+    In a causal model, later tokens do not change the output at a token. So rows go through the model together, each
+    padded at its end, and every number is that of the row alone. Neither position ids nor the mask matter.
 
     Args:
         model: called with ``input_ids`` and ``attention_mask``, both ``(rows, tokens)``; returns a tensor with these
@@ -29,10 +29,10 @@ def output_of_rows(model: Any, rows: Sequence[Tensor]) -> list[Tensor]:
     ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     output = model(input_ids=ids.to(device), attention_mask=mask.to(device).long())
-    found = widened(getattr(output, "logits", output).cpu())
-    if found.shape[:2] != ids.shape:
-        raise ValueError(f"{type(model).__name__} gives {tuple(found.shape)} for {tuple(ids.shape)} tokens")
-    return [each[: len(row)] for each, row in zip(found, rows, strict=True)]
+    logits = widened(getattr(output, "logits", output).cpu())
+    if logits.shape[:2] != ids.shape:
+        raise ValueError(f"{type(model).__name__} gives {tuple(logits.shape)} for {tuple(ids.shape)} tokens")
+    return [row_logits[: len(row)] for row_logits, row in zip(logits, rows, strict=True)]
 
 
 def widened(values: Tensor) -> Tensor:

@@ -93,8 +93,8 @@ def generalized_divergences(student: Tensor, teacher: Tensor, beta: float) -> Te
     return beta * _kl(teacher, mixed) + (1 - beta) * _kl(student, mixed)
 
 
-def _kl(one: Tensor, other: Tensor) -> Tensor:
-    return (one.exp() * (one - other)).sum(-1)
+def _kl(p: Tensor, q: Tensor) -> Tensor:
+    return (p.exp() * (p - q)).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,14 @@ class DistillationObjective:
 
     def __call__(self, model: Any, batches: Sequence[Sequence[Batch]]) -> list[Measured]:
         scored = [[self._scored(model, row) for row in batch] for ranks in batches for batch in ranks]
-        every = [one for batch in scored for one in batch]
+        every = [completion for batch in scored for completion in batch]
         together = self._lengths(every)
         return [self._measured(batch, every, together) for batch in scored]
 
     def _scored(self, model: Any, row: Mapping[str, Sequence[float]]) -> _Scored:
         temperature = self.settings.temperature
-        ids, mask = [int(each) for each in row["ids"]], [bool(each) for each in row["mask"]]
+        ids, mask = [int(value) for value in row["ids"]], [bool(value) for value in row["mask"]]
+        # The distribution of a token is what the model gives at the token before it.
         places = torch.tensor([place - 1 for place, counts in enumerate(mask) if counts])
         logits = _logits(model, ids)[places]
         with torch.no_grad():
@@ -157,6 +158,7 @@ class DistillationObjective:
             generalized_divergences(student, teacher, self.settings.beta),
             -(drawn.exp() * drawn).sum(-1).detach(),
             ids[-1] in ((ends,) if isinstance(ends, int) else ends),
+            # The prompt ends at the first sampled token; results of tools between sampled tokens are not counted.
             mask.index(True) + sum(mask),
         )
 
@@ -164,20 +166,22 @@ class DistillationObjective:
         return Measured(
             self._mean(batch, every),
             self._mean(batch, batch),
-            metrics={"entropy": _total([one.entropies for one in batch])},
-            counted={"num_tokens": float(sum(one.tokens for one in batch))},
+            metrics={"entropy": _total([completion.entropies for completion in batch])},
+            counted={"num_tokens": float(sum(completion.tokens for completion in batch))},
             together=together,
         )
 
     def _mean(self, batch: Sequence[_Scored], every: Sequence[_Scored]) -> Tensor:
         """What a batch adds to the mean of every one of them."""
         if self.settings.undecided.loss_mean == "tokens":
-            return torch.cat([one.divergences for one in batch]).sum() / sum(len(one.divergences) for one in every)
-        return torch.stack([one.divergences.mean() for one in batch]).sum() / len(every)
+            return torch.cat([completion.divergences for completion in batch]).sum() / sum(
+                len(completion.divergences) for completion in every
+            )
+        return torch.stack([completion.divergences.mean() for completion in batch]).sum() / len(every)
 
     def _lengths(self, every: Sequence[_Scored]) -> dict[str, float]:
-        lengths = torch.tensor([len(one.divergences) for one in every])
-        ended = torch.tensor([one.ended for one in every])
+        lengths = torch.tensor([len(completion.divergences) for completion in every])
+        ended = torch.tensor([completion.ended for completion in every])
         return completion_metrics(lengths, ended, self.settings.undecided.no_terminated_length)
 
 

@@ -23,13 +23,13 @@ def router_logits(model: Any, tokens: Tokens) -> Tensor:
             has ``router_logits``, of each layer ``(tokens, experts)``.
     """
     device = next(model.parameters()).device
-    found = []
+    logits = []
     for row, length in enumerate(tokens.lengths.tolist()):
         prompt = tokens.prompt_ids[row][tokens.prompt_mask[row]]
         ids = torch.cat([prompt, tokens.completion_ids[row, :length]])[None].to(device)
         output = model(input_ids=ids, attention_mask=torch.ones_like(ids), output_router_logits=True)
-        found += [each.cpu() for each in output.router_logits]
-    return torch.cat(found)
+        logits += [layer_logits.cpu() for layer_logits in output.router_logits]
+    return torch.cat(logits)
 
 
 def load_balancing_loss(logits: Tensor, experts_per_token: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""REINFORCE Leave-One-Out as TRL trains with it until 0.21, in the way of PPO: one batch, and a training.
+"""REINFORCE Leave-One-Out as TRL trained with it up to 0.21, in the way of PPO: one batch, and a training.
 
 Sources are Ahmadian et al., Back to Basics (https://huggingface.co/papers/2402.14740), Huang et al., A2C is a special
 case of PPO (https://huggingface.co/papers/2205.09123), the documentation of each argument, and
@@ -136,10 +136,10 @@ class _Learner(OnPolicyLearner[FirstRLOOSettings, FirstRLOOStep]):
         placed = placed_rows(layout)
         count = sum(len(rows) for _, rows in placed)
         batches = [self._micro_batch(experience, rank, rows, count) for rank, rows in placed]
-        loss = torch.stack([one.loss for one in batches]).sum()
+        loss = torch.stack([batch.loss for batch in batches]).sum()
         stepped = self.stepper.step(loss, self.rate(total))
         return FirstRLOOOptimizerStep(
-            micro_batches=tuple(detached(one) for one in batches), loss=loss.detach(), **vars(stepped)
+            micro_batches=tuple(detached(batch) for batch in batches), loss=loss.detach(), **vars(stepped)
         )
 
     def _micro_batch(

@@ -51,30 +51,30 @@ def update_metrics(steps: Sequence[FirstRLOOOptimizerStep], settings: FirstRLOOS
     ``val/clipfrac_avg`` is of a value function, which there is not.
     """
     undecided = settings.undecided
-    batches = [one for step in steps for one in step.micro_batches]
+    batches = [batch for step in steps for batch in step.micro_batches]
     over_all = undecided.metrics_mean == "tokens"
     return {
         "policy/approxkl_avg": _mean(
-            [_squared(one.log_ratios, one, undecided.approximate_kl_of) for one in batches], over_all
+            [_squared(batch.log_ratios, batch, undecided.approximate_kl_of) for batch in batches], over_all
         ),
-        "policy/clipfrac_avg": _mean([_of_completions(one.clipped.double()) for one in batches], over_all),
+        "policy/clipfrac_avg": _mean([_of_completions(batch.clipped.double()) for batch in batches], over_all),
         "loss/policy_avg": float(torch.stack([step.loss for step in steps]).mean()),
-        "policy/entropy_avg": _mean([(one.entropies, one.mask) for one in batches], over_all),
-        "val/ratio": _mean([_ratios(one, undecided.ratio_of) for one in batches], over_all),
+        "policy/entropy_avg": _mean([(batch.entropies, batch.mask) for batch in batches], over_all),
+        "val/ratio": _mean([_ratios(batch, undecided.ratio_of) for batch in batches], over_all),
         "val/ratio_var": _variance(
-            [_ratios(one, undecided.ratio_of) for one in batches], undecided.ratio_var_over == "tokens"
+            [_ratios(batch, undecided.ratio_of) for batch in batches], undecided.ratio_var_over == "tokens"
         ),
     }
 
 
-def _squared(log_ratios: Tensor, one: FirstRLOOMicroBatch, of: str) -> tuple[Tensor, Tensor]:
+def _squared(log_ratios: Tensor, batch: FirstRLOOMicroBatch, of: str) -> tuple[Tensor, Tensor]:
     if of == "tokens":
-        return 0.5 * log_ratios**2, one.mask
+        return 0.5 * log_ratios**2, batch.mask
     return _of_completions(0.5 * log_ratios.sum(1) ** 2)
 
 
-def _ratios(one: FirstRLOOMicroBatch, of: str) -> tuple[Tensor, Tensor]:
-    return (one.log_ratios.exp(), one.mask) if of == "tokens" else _of_completions(one.ratios)
+def _ratios(batch: FirstRLOOMicroBatch, of: str) -> tuple[Tensor, Tensor]:
+    return (batch.log_ratios.exp(), batch.mask) if of == "tokens" else _of_completions(batch.ratios)
 
 
 def _of_completions(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ def _mean(pairs: Sequence[tuple[Tensor, Tensor]], over_all: bool) -> float:
 
 def _variance(pairs: Sequence[tuple[Tensor, Tensor]], over_all: bool) -> float:
     if over_all:
-        values = torch.cat([each[mask] for each, mask in pairs])
+        values = torch.cat([ratios[mask] for ratios, mask in pairs])
     else:
-        values = torch.stack([each[mask].mean() for each, mask in pairs])
+        values = torch.stack([ratios[mask].mean() for ratios, mask in pairs])
     return float(((values - values.mean()) ** 2).sum() / (len(values) - 1)) if len(values) > 1 else float("nan")

@@ -68,13 +68,14 @@ def standardised(values: Tensor, settings: FirstRLOOSettings, *, keep_mean: bool
     Whitened rewards keep their mean (Huang et al., policy training, detail 9), which no advantage depends on.
     """
     undecided = settings.undecided
-    found = []
+    standardised_parts = []
+    # The rows of a rank follow each other.
     for part in values.chunk(settings.world_size if undecided.normalised_over == "rank" else 1):
         mean = part.mean()
         variance = ((part - mean) ** 2).sum() / (part.numel() - undecided.std_correction)
         scaled = (part - mean) / (variance.sqrt() + undecided.std_epsilon)
-        found.append(scaled + mean if keep_mean else scaled)
-    return torch.cat(found)
+        standardised_parts.append(scaled + mean if keep_mean else scaled)
+    return torch.cat(standardised_parts)
 
 
 def leave_one_out_baselines(rewards: Tensor, rloo_k: int, ranks: int = 1) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a model is called with beside tokens, images say, of several rows together."""
+"""Inputs of a model other than tokens, such as images, of several rows together."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def joined_inputs(rows: Sequence[Mapping[str, Tensor]], starts: Sequence[int], w
     Returns:
         By name ``(rows, width)`` of :data:`TOKEN_INPUTS`, of others what belongs to all images of all rows.
     """
-    found: dict[str, Tensor] = {}
-    for name in dict.fromkeys(name for each in rows for name in each):
-        present = [each[name] for each in rows if name in each]
+    joined: dict[str, Tensor] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        present = [row[name] for row in rows if name in row]
         if name not in TOKEN_INPUTS:
-            found[name] = torch.cat(present)
+            joined[name] = torch.cat(present)
             continue
-        found[name] = torch.zeros(len(rows), width, dtype=present[0].dtype)
-        for row, (each, start) in enumerate(zip(rows, starts, strict=True)):
-            if name in each:
-                found[name][row, start : start + each[name].shape[1]] = each[name][0]
-    return found
+        joined[name] = torch.zeros(len(rows), width, dtype=present[0].dtype)
+        for row, (row_inputs, start) in enumerate(zip(rows, starts, strict=True)):
+            if name in row_inputs:
+                joined[name][row, start : start + row_inputs[name].shape[1]] = row_inputs[name][0]
+    return joined
 
 
 def tensors_of(inputs: Mapping[str, Any] | None) -> dict[str, Tensor]:

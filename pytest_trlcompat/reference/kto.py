@@ -116,8 +116,8 @@ def mismatched(completions: Sequence[Any], settings: KTOSettings) -> list[Any]:
     "Estimated by pairing each prompt with a mismatched completion drawn from elsewhere in the batch", says TRL's
     documentation; with a row more, the paper. Undecided by the documentation: which, see :class:`KTOUndecided`.
     """
-    found = list(completions)
-    return found[::-1] if settings.undecided.mismatch == "reversed" else found[-1:] + found[:-1]
+    shifted = list(completions)
+    return shifted[::-1] if settings.undecided.mismatch == "reversed" else shifted[-1:] + shifted[:-1]
 
 
 class KTOObjective:
@@ -149,13 +149,13 @@ class KTOObjective:
 
     def __call__(self, model: Any, batches: Sequence[Sequence[Batch]]) -> list[Measured]:
         count = sum(map(len, batches))
-        found = []
+        measured = []
         for ranks in batches:
             scored = [self._scored(model, batch) for batch in ranks]
-            kl = self._reference_point([each.kl_ratios for each in scored])
+            kl = self._reference_point([batch.kl_ratios for batch in scored])
             margin = self._margin(scored)
-            found += [self._measured(each, kl, margin, count) for each in scored]
-        return found
+            measured += [self._measured(batch, kl, margin, count) for batch in scored]
+        return measured
 
     def _scored(self, model: Any, batch: Batch) -> _Scored:
         settings = self.settings
@@ -169,30 +169,31 @@ class KTOObjective:
         policy = scores(model, "ids", "mask", bool(settings.router_aux_loss_coef))
         with torch.no_grad():
             reference = scores(self.reference_model, "ids", "mask").logprobs.sum(1)
+            # Without a gradient for the policy as well: the reference point is a constant of the loss.
             kl = reference_kl = None
             if settings.estimates_kl:
                 kl, reference_kl = (
-                    scores(each, "kl_ids", "kl_mask").logprobs.sum(1) for each in (model, self.reference_model)
+                    scores(scorer, "kl_ids", "kl_mask").logprobs.sum(1) for scorer in (model, self.reference_model)
                 )
         tokens = float(sum(len(row["ids"]) for row in batch))
         return _Scored(policy, policy.logprobs.sum(1), reference, desirable, kl, reference_kl, tokens)
 
     def _reference_point(self, ratios: Sequence[Tensor | None]) -> Tensor:
-        known = [each for each in ratios if each is not None]
+        known = [batch_ratios for batch_ratios in ratios if batch_ratios is not None]
         return torch.cat(known).mean().clamp(min=0) if known else torch.tensor(0.0)
 
     def _margin(self, scored: Sequence[_Scored]) -> float | None:
         """Of a micro-batch on all ranks the mean reward of what is desirable less that of what is not."""
-        rewards = self.settings.beta * torch.cat([each.ratios.detach() for each in scored])
-        desirable = torch.cat([each.desirable for each in scored])
+        rewards = self.settings.beta * torch.cat([batch.ratios.detach() for batch in scored])
+        desirable = torch.cat([batch.desirable for batch in scored])
         if desirable.all() or not desirable.any():
             return None
         return float(rewards[desirable].mean() - rewards[~desirable].mean())
 
-    def _measured(self, one: _Scored, kl: Tensor, margin: float | None, count: int) -> Measured:
+    def _measured(self, scored: _Scored, kl: Tensor, margin: float | None, count: int) -> Measured:
         settings = self.settings
-        loss = unpaired_losses(one.ratios, one.desirable, kl, settings).mean()
-        metrics = self._metrics(one)
+        loss = unpaired_losses(scored.ratios, scored.desirable, kl, settings).mean()
+        metrics = self._metrics(scored)
         metrics["kl"] = float(kl), 1.0
         differences = {}
         if settings.undecided.margins == "means":
@@ -200,28 +201,28 @@ class KTOObjective:
         elif margin is not None:
             metrics["rewards/margins"] = margin, 1.0
         if settings.router_aux_loss_coef:
-            routers = torch.cat(one.policy.router_logits)
+            routers = torch.cat(scored.policy.router_logits)
             auxiliary = load_balancing_loss(routers, self.reference_model.config.num_experts_per_tok)
             loss = loss + settings.router_aux_loss_coef * auxiliary
             metrics["aux_loss"] = float(auxiliary.detach()), 1.0
-        return Measured(loss / count, loss, one.values(), {}, metrics, {"num_tokens": one.tokens}, differences)
+        return Measured(loss / count, loss, scored.values(), {}, metrics, {"num_tokens": scored.tokens}, differences)
 
-    def _metrics(self, one: _Scored) -> dict[str, tuple[Tensor | float, float]]:
+    def _metrics(self, scored: _Scored) -> dict[str, tuple[Tensor | float, float]]:
         chose = self.settings.undecided
-        rewards, logits = self.settings.beta * one.ratios.detach(), one.policy.logits.detach()
-        found: dict[str, tuple[Tensor | float, float]] = {
-            "entropy": (one.policy.entropies.detach().sum(), float(one.policy.lengths.sum()))
+        rewards, logits = self.settings.beta * scored.ratios.detach(), scored.policy.logits.detach()
+        metrics: dict[str, tuple[Tensor | float, float]] = {
+            "entropy": (scored.policy.entropies.detach().sum(), float(scored.policy.lengths.sum()))
         }
-        for name, chosen in (("chosen", one.desirable), ("rejected", ~one.desirable)):
+        for name, chosen in (("chosen", scored.desirable), ("rejected", ~scored.desirable)):
             size = float(chosen.sum())
-            found[f"rewards/{name}"] = rewards[chosen].sum(), size
-            found[f"logps/{name}"] = one.logps.detach()[chosen].sum(), size
+            metrics[f"rewards/{name}"] = rewards[chosen].sum(), size
+            metrics[f"logps/{name}"] = scored.logps.detach()[chosen].sum(), size
             if chose.counted_logits == "left_out":
                 continue
-            over_tokens = logits[chosen].sum(), float(one.policy.lengths[chosen].sum())
-            by_completion = one.policy.means(logits)[chosen].sum(), size
-            found[f"logits/{name}"] = over_tokens if chose.logits_mean == "tokens" else by_completion
-        return found
+            over_tokens = logits[chosen].sum(), float(scored.policy.lengths[chosen].sum())
+            by_completion = scored.policy.means(logits)[chosen].sum(), size
+            metrics[f"logits/{name}"] = over_tokens if chose.logits_mean == "tokens" else by_completion
+        return metrics
 
 
 @dataclass(frozen=True)
@@ -245,10 +246,10 @@ class _Scored:
         return None if self.kl is None or self.reference_kl is None else self.kl - self.reference_kl
 
     def values(self) -> Mapping[str, Tensor]:
-        found = {}
+        values_by_name = {}
         for prefix, values in (("", self.logps), ("reference_", self.reference)):
-            found[f"logps[{prefix}chosen]"] = values[self.desirable]
-            found[f"logps[{prefix}rejected]"] = values[~self.desirable]
+            values_by_name[f"logps[{prefix}chosen]"] = values[self.desirable]
+            values_by_name[f"logps[{prefix}rejected]"] = values[~self.desirable]
         if self.kl is not None and self.reference_kl is not None:
-            found |= {"logps[kl]": self.kl, "logps[reference_kl]": self.reference_kl}
-        return found
+            values_by_name |= {"logps[kl]": self.kl, "logps[reference_kl]": self.reference_kl}
+        return values_by_name

@@ -41,19 +41,22 @@ def generation_metrics(
     The documentation until 0.16 has ``completion_length`` for the first, and that until 1.0 ``reward/{name}``.
     """
     tokens, none = generation.tokens, settings.undecided.no_terminated_length
-    found = completion_metrics(tokens.sampled_lengths, tokens.terminated, none)
-    given, correction = generation.advantages, settings.undecided.std_correction
-    means, stds = mean_of_present(given.rewards, 0)[0], std_of_present(given.rewards, 0, correction=correction)[0]
-    counts = (~given.rewards.isnan()).sum(0)
+    logs = completion_metrics(tokens.sampled_lengths, tokens.terminated, none)
+    advantages, correction = generation.advantages, settings.undecided.std_correction
+    means, stds = (
+        mean_of_present(advantages.rewards, 0)[0],
+        std_of_present(advantages.rewards, 0, correction=correction)[0],
+    )
+    counts = (~advantages.rewards.isnan()).sum(0)
     for name, mean, std, count in zip(names, means.tolist(), stds.tolist(), counts.tolist(), strict=True):
-        found[f"rewards/{name}/mean"] = mean
+        logs[f"rewards/{name}/mean"] = mean
         if count > 1 or settings.undecided.lone_reward_std_logged:
-            found[f"rewards/{name}/std"] = std
-    found["reward"] = float(mean_of_present(given.totals, 0))
-    found["reward_std"] = float(given.group_stds.mean() if settings.logs_std_of_groups else given.batch_std)
+            logs[f"rewards/{name}/std"] = std
+    logs["reward"] = float(mean_of_present(advantages.totals, 0))
+    logs["reward_std"] = float(advantages.group_stds.mean() if settings.logs_std_of_groups else advantages.batch_std)
     size = (settings.num_generations_eval or settings.num_generations) if evaluation else settings.num_generations
-    found["frac_reward_zero_std"] = part_without_spread(given.totals, size, settings)
-    return found
+    logs["frac_reward_zero_std"] = part_without_spread(advantages.totals, size, settings)
+    return logs
 
 
 def completion_metrics(lengths: Tensor, ended: Tensor, no_terminated_length: float = 0.0) -> dict[str, float]:
@@ -71,12 +74,12 @@ def completion_metrics(lengths: Tensor, ended: Tensor, no_terminated_length: flo
     """
     lengths = lengths.double()
     terminated = lengths[ended]
-    found = {f"completions/{name}_length": float(take(lengths)) for name, take in _STATISTICS.items()}
+    logs = {f"completions/{name}_length": float(take(lengths)) for name, take in _STATISTICS.items()}
     for name, take in _STATISTICS.items():
         length = float(take(terminated)) if len(terminated) else no_terminated_length
-        found[f"completions/{name}_terminated_length"] = length
-    found["completions/clipped_ratio"] = 1.0 - len(terminated) / len(lengths)
-    return found
+        logs[f"completions/{name}_terminated_length"] = length
+    logs["completions/clipped_ratio"] = 1.0 - len(terminated) / len(lengths)
+    return logs
 
 
 def part_without_spread(rewards: Tensor, size: int, settings: SamplingSettings) -> float:
@@ -114,35 +117,35 @@ def training_metrics(
     """
 
     def mean(values: Callable[[MicroBatch], Tensor]) -> float:
-        return average_over_tokens([(values(one), one.mask) for one in micro_batches], settings)
+        return average_over_tokens([(values(batch), batch.mask) for batch in micro_batches], settings)
 
-    def kl(one: MicroBatch) -> Tensor:
-        assert one.kl is not None
+    def kl(batch: MicroBatch) -> Tensor:
+        assert batch.kl is not None
         is_weighted = settings.use_bias_correction_kl and settings.undecided.kl_logged_with_weights
-        return one.kl * one.weights if is_weighted else one.kl
+        return batch.kl * batch.weights if is_weighted else batch.kl
 
-    found = {"entropy": mean(lambda one: one.entropies)}
+    logs = {"entropy": mean(lambda batch: batch.entropies)}
     if micro_batches[0].kl is not None:
-        found["kl"] = mean(kl)
+        logs["kl"] = mean(kl)
         if settings.undecided.kl_logged_over == "completions":
-            each = [_by_completion([(kl(one), one.mask)]) for one in micro_batches]
-            found["kl"] = sum(map(sum, each)) / max(1, sum(map(len, each)))
-    if auxiliary := [float(one.aux_loss) for one in micro_batches if one.aux_loss is not None]:
-        found["aux_loss"] = sum(auxiliary) / len(auxiliary)
+            completion_means = [_by_completion([(kl(batch), batch.mask)]) for batch in micro_batches]
+            logs["kl"] = sum(map(sum, completion_means)) / max(1, sum(map(len, completion_means)))
+    if auxiliary := [float(batch.aux_loss) for batch in micro_batches if batch.aux_loss is not None]:
+        logs["aux_loss"] = sum(auxiliary) / len(auxiliary)
     if settings.loss_type in HARD_CLIPPED:
-        found |= _clip_ratios(micro_batches, generations, settings)
-    return found
+        logs |= _clip_ratios(micro_batches, generations, settings)
+    return logs
 
 
 def _clip_ratios(
     micro_batches: Sequence[MicroBatch], generations: Sequence[Generation], settings: GRPOSettings
 ) -> dict[str, float]:
     sides, masks = [], []
-    for one in micro_batches:
-        advantages = generations[one.generation].advantages.advantages[list(one.rows)]
+    for batch in micro_batches:
+        advantages = generations[batch.generation].advantages.advantages[list(batch.rows)]
         by_sign = settings.undecided.clipped_by_sign
-        low, high = clipped(one.weights, advantages, settings.epsilon, settings.upper_epsilon, by_sign=by_sign)
-        mask = one.mask
+        low, high = clipped(batch.weights, advantages, settings.epsilon, settings.upper_epsilon, by_sign=by_sign)
+        mask = batch.mask
         if settings.importance_sampling_level == "sequence":  # each completion counts once
             mask = mask.any(1, keepdim=True) | settings.undecided.masked_completions_in_clip_ratios
             low, high = low[:, :1], high[:, :1]
@@ -162,11 +165,13 @@ def clip_ratios(
     """
     lows = [(low.double(), mask) for (low, _), mask in zip(sides, masks, strict=True)]
     highs = [(high.double(), mask) for (_, high), mask in zip(sides, masks, strict=True)]
+    # The bounds lie on two sides of 1, so no token is clipped on both.
     both = [(low + high, mask) for (low, mask), (high, _) in zip(lows, highs, strict=True)]
+    # By time, then by rank: so many in a row are one micro-batch on all ranks.
     size = len(sides) if settings.undecided.metrics_mean == "tokens" else settings.world_size
-    each = _by_completion if settings.undecided.clip_extremes_of == "completions" else _by_micro_batch
-    smallest = [min(each(lows[start : start + size]), default=0.0) for start in range(0, len(lows), size)]
-    largest = [max(each(highs[start : start + size]), default=0.0) for start in range(0, len(highs), size)]
+    clipped_shares = _by_completion if settings.undecided.clip_extremes_of == "completions" else _by_micro_batch
+    smallest = [min(clipped_shares(lows[start : start + size]), default=0.0) for start in range(0, len(lows), size)]
+    largest = [max(clipped_shares(highs[start : start + size]), default=0.0) for start in range(0, len(highs), size)]
     return {
         "clip_ratio/low_mean": average_over_tokens(lows, settings),
         "clip_ratio/low_min": sum(smallest) / len(smallest),
@@ -182,16 +187,16 @@ def average_over_tokens(pairs: Sequence[tuple[Tensor, Tensor]], settings: Sampli
     if way == "micro_batches":
         size = settings.world_size
         parts = [pairs[start : start + size] for start in range(0, len(pairs), size)]
-        pairs = [(torch.cat([each[0] for each in part]), torch.cat([each[1] for each in part])) for part in parts]
+        pairs = [(torch.cat([pair[0] for pair in part]), torch.cat([pair[1] for pair in part])) for part in parts]
     return float(mean_over_tokens(pairs, way == "tokens"))
 
 
 def _by_completion(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
-    found: list[float] = []
+    means: list[float] = []
     for values, mask in pairs:
         counted = mask.any(1)
-        found += ((values * mask).sum(1)[counted] / mask.sum(1)[counted]).tolist()
-    return found
+        means += ((values * mask).sum(1)[counted] / mask.sum(1)[counted]).tolist()
+    return means
 
 
 def _by_micro_batch(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
@@ -219,8 +224,8 @@ def average_logs(logs: Iterable[Mapping[str, float]]) -> dict[str, float]:
     ``entropy_coef``, which are of a moment. Undecided by the documentation: the smallest and largest lengths and ratios
     of several steps; they are averaged, too.
     """
-    found: dict[str, list[float]] = {}
+    values_of: dict[str, list[float]] = {}
     for entry in logs:
         for name, value in entry.items():
-            found.setdefault(name, []).append(value)
-    return {name: values[-1] if name in _LAST else sum(values) / len(values) for name, values in found.items()}
+            values_of.setdefault(name, []).append(value)
+    return {name: values[-1] if name in _LAST else sum(values) / len(values) for name, values in values_of.items()}

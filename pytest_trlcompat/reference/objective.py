@@ -44,6 +44,7 @@ def importance_weights(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, lev
     if level == "token":
         return log_ratios.exp()
     if level == "sequence":
+        # Where no token counts, 0/0 would be NaN, and a masked NaN still spoils the gradient.
         lengths = mask.sum(1, keepdim=True).clamp(min=1)
         means = torch.where(mask, log_ratios, 0.0).sum(1, keepdim=True) / lengths
         return means.exp().expand_as(log_ratios)
@@ -100,6 +101,7 @@ def policy_losses(
         return -weights.detach().clamp(max=settings.upper_epsilon) * a * logprobs
     if settings.loss_type == "sapo":
         tau = torch.where(a > 0, settings.sapo_temperature_pos, settings.sapo_temperature_neg).to(a.dtype)
+        # A sigmoid's slope at 0 is 1/4: with 4 / tau the gradient at w = 1 is that of w A.
         return -torch.sigmoid(tau * (weights - 1.0)) * 4.0 / tau * a
     if settings.loss_type == "vespo":
         k = torch.where(a > 0, settings.vespo_k_pos, settings.vespo_k_neg)

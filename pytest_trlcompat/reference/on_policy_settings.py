@@ -64,7 +64,7 @@ class OnPolicyUndecided:
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicySettings(OptimizerSettings):
-    """The arguments of ``OnPolicyConfig`` and ``TrainingArguments``, and those that both trainers have beside them.
+    """The arguments of ``OnPolicyConfig`` and ``TrainingArguments``, and further ones that both trainers have.
 
     Names and defaults are TRL's and those of Transformers 5:
     https://huggingface.co/docs/transformers/main_classes/trainer.

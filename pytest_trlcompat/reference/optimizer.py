@@ -96,8 +96,8 @@ def adamw_step(
         first[name] = betas[0] * m + (1 - betas[0]) * gradient
         second[name] = betas[1] * v + (1 - betas[1]) * gradient**2
         unbiased = first[name] / (1 - betas[0] ** steps), second[name] / (1 - betas[1] ** steps)
-        kept = weight * (1 - lr * (weight_decay if name in decayed else 0.0))
-        after[name] = kept - lr * unbiased[0] / (unbiased[1].sqrt() + eps)
+        decayed_weight = weight * (1 - lr * (weight_decay if name in decayed else 0.0))
+        after[name] = decayed_weight - lr * unbiased[0] / (unbiased[1].sqrt() + eps)
     return after, AdamWState(steps, first, second)
 
 

@@ -45,10 +45,10 @@ def score_tokens(
     "for sampling", and nothing is said of log-probabilities; a ratio of policies is one of sampling distributions.
     ``top_k``, ``top_p`` and the like, which change that distribution as well, are not applied.
 
-    A log-probability is defined by the prompt and the tokens before, whatever else is in the batch. Hence each row goes
+    The prompt and the tokens before define a log-probability, whatever else is in the batch. Hence each row goes
     through the model without padding in front of it, so that neither position ids nor attention masks matter. A
-    mixture of experts with a capacity, or dropout, would not allow that. Rows with ``inputs``, images say, go through
-    it one by one.
+    mixture of experts with a capacity, or dropout, would not allow that. Rows with ``inputs``, such as images, go
+    through it one by one.
 
     Args:
         model: called with ``input_ids`` and ``attention_mask``, both ``(rows, tokens)``, and with the ``inputs`` of
@@ -71,14 +71,15 @@ def score_tokens(
         inputs = joined_inputs(tokens.inputs, starts, ids.shape[1]) if tokens.inputs else {}
         logits = _logits(model, ids, mask, inputs)[:, tokens.prompt_ids.shape[1] - 1 : -1]
         logprobs, entropies = _scores(logits, tokens.completion_ids, temperature, entropy_at_temperature)
-        return Scores(*(torch.where(tokens.completion_mask, each, 0.0) for each in (logprobs, entropies)))
-    found = []
+        return Scores(*(torch.where(tokens.completion_mask, values, 0.0) for values in (logprobs, entropies)))
+    padded_rows = []
     rows = tokens.rows()
     for (prompt, completion), logits in zip(rows, _logits_of_rows(model, tokens), strict=True):
+        # Logits at a token are of the next one: those of the completion begin at the prompt's last token.
         scores = _scores(logits[len(prompt) - 1 : -1], completion, temperature, entropy_at_temperature)
         gap = tokens.completion_ids.shape[1] - len(completion)
-        found.append([torch.nn.functional.pad(each, (0, gap)) for each in scores])
-    logprobs, entropies = (torch.stack(each) for each in zip(*found, strict=True))
+        padded_rows.append([torch.nn.functional.pad(values, (0, gap)) for values in scores])
+    logprobs, entropies = (torch.stack(values) for values in zip(*padded_rows, strict=True))
     return Scores(logprobs, entropies)
 
 
@@ -91,11 +92,11 @@ def _logits_of_rows(model: Any, tokens: Tokens) -> list[Tensor]:
     rows = [torch.cat(row) for row in tokens.rows()]
     if not tokens.inputs:
         return output_of_rows(model, rows)
-    found = []
+    logits = []
     for ids, inputs in zip(rows, tokens.inputs, strict=True):
         whole = joined_inputs([inputs], [0], len(ids))
-        found.append(_logits(model, ids[None], torch.ones_like(ids[None]).bool(), whole)[0])
-    return found
+        logits.append(_logits(model, ids[None], torch.ones_like(ids[None]).bool(), whole)[0])
+    return logits
 
 
 def _logits(model: Any, ids: Tensor, mask: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:

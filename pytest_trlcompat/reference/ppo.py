@@ -159,6 +159,7 @@ class _Learner(OnPolicyLearner[PPOSettings, PPOStep]):
             kl=kl,
             rewards=rewards,
             whitened_rewards=whitened,
+            # Of the estimates before they are whitened: a return has the scale of the rewards.
             returns=estimates + values,
             advantages=self._whiten(estimates, mask, shift_mean=True),
         )
@@ -169,7 +170,10 @@ class _Learner(OnPolicyLearner[PPOSettings, PPOStep]):
         pairs = zip(values.chunk(parts), mask.chunk(parts), strict=True)
         correction = undecided.whiten_correction
         return torch.cat(
-            [ppo_rewards.whiten(one, own, shift_mean=shift_mean, correction=correction) for one, own in pairs]
+            [
+                ppo_rewards.whiten(rank_values, rank_mask, shift_mean=shift_mean, correction=correction)
+                for rank_values, rank_mask in pairs
+            ]
         )
 
     def _step(self, experience: Experience, layout: Layout, total: int) -> PPOOptimizerStep:
@@ -178,14 +182,15 @@ class _Learner(OnPolicyLearner[PPOSettings, PPOStep]):
         placed = placed_rows(layout)
         together = [row for _, rows in placed for row in rows]
         groups = [together] if settings.undecided.loss_mean == "tokens" else [rows for _, rows in placed]
+        # The shares are of the whole mini-batch, so the losses of its micro-batches add up to its loss.
         shares = [_shares(mask, groups) for mask in (experience.tokens.completion_mask, experience.step_mask)]
         batches = [self._micro_batch(experience, rank, rows, shares) for rank, rows in placed]
-        policy_loss = torch.stack([one.policy_loss for one in batches]).sum()
-        value_loss = torch.stack([one.value_loss for one in batches]).sum()
+        policy_loss = torch.stack([batch.policy_loss for batch in batches]).sum()
+        value_loss = torch.stack([batch.value_loss for batch in batches]).sum()
         loss = policy_loss + settings.vf_coef * value_loss
         stepped = self.stepper.step(loss, self.rate(total))
         return PPOOptimizerStep(
-            micro_batches=tuple(detached(one) for one in batches),
+            micro_batches=tuple(detached(batch) for batch in batches),
             policy_loss=policy_loss.detach(),
             value_loss=value_loss.detach(),
             loss=loss.detach(),

@@ -88,34 +88,34 @@ def update_metrics(
     - ``val/ratio``, ``val/ratio_var``: mean and variance of the ratio.
     - ``loss/policy_avg``, ``loss/value_avg``: means over the optimizer steps.
     """
-    batches = [one for step in steps for one in step.micro_batches]
+    batches = [batch for step in steps for batch in step.micro_batches]
     over_all = settings.undecided.metrics_mean == "tokens"
 
     def mean(values: Callable[[PPOMicroBatch], Tensor], mask: Callable[[PPOMicroBatch], Tensor] = _mask) -> float:
-        return float(mean_over_tokens([(values(one), mask(one)) for one in batches], over_all))
+        return float(mean_over_tokens([(values(batch), mask(batch)) for batch in batches], over_all))
 
-    def approximate_kl(one: PPOMicroBatch) -> Tensor:
-        return 0.5 * (one.logprobs - experience.logprobs[list(one.rows)]) ** 2
+    def approximate_kl(batch: PPOMicroBatch) -> Tensor:
+        return 0.5 * (batch.logprobs - experience.logprobs[list(batch.rows)]) ** 2
 
     return {
         "policy/approxkl_avg": mean(approximate_kl),
-        "policy/clipfrac_avg": mean(lambda one: one.policy_clipped.double()),
+        "policy/clipfrac_avg": mean(lambda batch: batch.policy_clipped.double()),
         "loss/policy_avg": float(torch.stack([step.policy_loss for step in steps]).mean()),
         "loss/value_avg": float(torch.stack([step.value_loss for step in steps]).mean()),
-        "val/clipfrac_avg": mean(lambda one: one.value_clipped.double(), lambda one: one.step_mask),
-        "policy/entropy_avg": mean(lambda one: one.entropies),
-        "val/ratio": mean(lambda one: one.ratios),
+        "val/clipfrac_avg": mean(lambda batch: batch.value_clipped.double(), lambda batch: batch.step_mask),
+        "policy/entropy_avg": mean(lambda batch: batch.entropies),
+        "val/ratio": mean(lambda batch: batch.ratios),
         "val/ratio_var": _ratio_variance(batches, settings),
     }
 
 
-def _mask(one: PPOMicroBatch) -> Tensor:
-    return one.mask
+def _mask(batch: PPOMicroBatch) -> Tensor:
+    return batch.mask
 
 
 def _ratio_variance(batches: Sequence[PPOMicroBatch], settings: PPOSettings) -> float:
     if settings.undecided.ratio_var_over == "tokens":
-        ratios = torch.cat([one.ratios[one.mask] for one in batches])
+        ratios = torch.cat([batch.ratios[batch.mask] for batch in batches])
     else:
-        ratios = torch.stack([one.ratios[one.mask].mean() for one in batches])
+        ratios = torch.stack([batch.ratios[batch.mask].mean() for batch in batches])
     return float(((ratios - ratios.mean()) ** 2).sum() / (len(ratios) - 1)) if len(ratios) > 1 else float("nan")

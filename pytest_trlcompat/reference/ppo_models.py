@@ -28,14 +28,19 @@ def state_values(model: Any, tokens: Tokens, steps: Tensor, *, padded: bool = Fa
     if padded:
         ids = torch.cat([tokens.prompt_ids, tokens.completion_ids], 1)
         mask = torch.cat([tokens.prompt_mask, tokens.completion_mask], 1)
-        found = _numbers(model, ids, mask)[:, tokens.prompt_ids.shape[1] - 1 : -1]
+        values = _numbers(model, ids, mask)[:, tokens.prompt_ids.shape[1] - 1 : -1]
     else:
         width = tokens.completion_ids.shape[1]
         rows = tokens.rows()
         numbers = _numbers_of_rows(model, tokens)
-        starting = [each[len(prompt) - 1 :][:width] for (prompt, _), each in zip(rows, numbers, strict=True)]
-        found = torch.stack([torch.nn.functional.pad(each, (0, width - len(each))) for each in starting])
-    return torch.where(steps, found, 0.0)
+        # The state before the first token of a response is the query: its value stands at the query's last token.
+        starting = [
+            row_values[len(prompt) - 1 :][:width] for (prompt, _), row_values in zip(rows, numbers, strict=True)
+        ]
+        values = torch.stack(
+            [torch.nn.functional.pad(row_values, (0, width - len(row_values))) for row_values in starting]
+        )
+    return torch.where(steps, values, 0.0)
 
 
 def response_scores(model: Any, tokens: Tokens) -> Tensor:
@@ -53,7 +58,7 @@ def response_scores(model: Any, tokens: Tokens) -> Tensor:
 
 def _numbers_of_rows(model: Any, tokens: Tokens) -> list[Tensor]:
     rows = [torch.cat(row) for row in tokens.rows()]
-    return [_one_each(model, found, row) for found, row in zip(output_of_rows(model, rows), rows, strict=True)]
+    return [_one_each(model, numbers, row) for numbers, row in zip(output_of_rows(model, rows), rows, strict=True)]
 
 
 def _numbers(model: Any, ids: Tensor, mask: Tensor) -> Tensor:

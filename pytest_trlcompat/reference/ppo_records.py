@@ -194,19 +194,22 @@ def unshuffled_layout(rows: int, settings: OnPolicySettings) -> list[list[list[l
 
 def check_ppo_layout(layout: PPOLayout, rows: int, settings: OnPolicySettings) -> None:
     """Raise :class:`ValueError` unless each epoch has every row once, on its own rank, in as many parts as are set."""
-    found = len(layout), {len(epoch) for epoch in layout}, {len(mini) for epoch in layout for mini in epoch}
-    wanted = settings.num_ppo_epochs, {settings.num_mini_batches}, {settings.gradient_accumulation_steps}
-    if found != wanted:
+    counts = len(layout), {len(epoch) for epoch in layout}, {len(mini) for epoch in layout for mini in epoch}
+    expected = settings.num_ppo_epochs, {settings.num_mini_batches}, {settings.gradient_accumulation_steps}
+    if counts != expected:
+        epochs, minis, micros = counts
         raise ValueError(
-            f"the layout has {found[0]} epochs of {found[1]} mini-batches of {found[2]} micro-batches, not {wanted}"
+            f"the layout has {epochs} epochs of {minis} mini-batches of {micros} micro-batches, not {expected}"
         )
     size = rows // settings.world_size
     for number, epoch in enumerate(layout):
         ranks: list[list[int]] = [[] for _ in range(settings.world_size)]
         for mini in epoch:
             for micro in mini:
-                for own, more in zip(ranks, micro, strict=True):
-                    own += more
-        for rank, own in enumerate(ranks):
-            if sorted(own) != list(range(rank * size, (rank + 1) * size)):
-                raise ValueError(f"epoch {number}: rank {rank} has rows {sorted(own)} of {rows} on {len(ranks)} ranks")
+                for rank_rows, more in zip(ranks, micro, strict=True):
+                    rank_rows += more
+        for rank, rank_rows in enumerate(ranks):
+            if sorted(rank_rows) != list(range(rank * size, (rank + 1) * size)):
+                raise ValueError(
+                    f"epoch {number}: rank {rank} has rows {sorted(rank_rows)} of {rows} on {len(ranks)} ranks"
+                )

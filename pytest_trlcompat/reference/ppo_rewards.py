@@ -50,7 +50,7 @@ def step_mask(mask: Tensor, own_score_step: bool, ranks: int = 1) -> Tensor:
     if not own_score_step:
         return mask
     # Where a row fills the width, its last token comes round to its first, which counts anyway.
-    return torch.cat([(each | each.roll(1, 1)) & each.any(0) for each in mask.chunk(ranks)])
+    return torch.cat([(rank_mask | rank_mask.roll(1, 1)) & rank_mask.any(0) for rank_mask in mask.chunk(ranks)])
 
 
 def rewards_of(kl: Tensor, scores: Tensor, steps: Tensor, kl_coef: float) -> Tensor:
@@ -66,6 +66,7 @@ def rewards_of(kl: Tensor, scores: Tensor, steps: Tensor, kl_coef: float) -> Ten
     """
     rewards = -kl_coef * kl
     rows = torch.arange(len(scores))
+    # The steps of a row are its first ones, so their number says where the last one is.
     last = steps.sum(1) - 1
     return rewards.index_put((rows, last), rewards[rows, last] + scores.to(rewards.dtype))
 
@@ -97,11 +98,11 @@ def advantage_estimates(rewards: Tensor, values: Tensor, steps: Tensor, *, gamma
         rewards, values: ``(R, C)``.
         steps: ``(R, C)``, true for the first steps of each row; estimates are 0 elsewhere.
     """
-    found = torch.zeros_like(values)
+    advantages = torch.zeros_like(values)
     following, next_value = torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
     for t in range(values.shape[1] - 1, -1, -1):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
         following = torch.where(steps[:, t], delta + gamma * lam * following, 0.0)
         next_value = torch.where(steps[:, t], values[:, t], 0.0)
-        found[:, t] = following
-    return found
+        advantages[:, t] = following
+    return advantages

@@ -35,16 +35,16 @@ def preference_row(
     before = list(prompt)
     if max_prompt_length is not None:
         before = before[max(0, len(before) - max_prompt_length) :]
-    found = {}
+    columns = {}
     for name, completion in (("chosen", chosen), ("rejected", rejected)):
         after = list(completion)[:max_completion_length]
         ids, mask = [*before, *after], [0] * len(before) + [1] * len(after)
-        kept = slice(None)
+        within_length = slice(None)
         if max_length is not None and len(ids) > max_length:
-            kept = slice(max_length) if truncation_mode == "keep_start" else slice(len(ids) - max_length, None)
-        found[name] = tuple(map(float, ids[kept]))
-        found[f"{name}_mask"] = tuple(map(float, mask[kept]))
-    return found
+            within_length = slice(max_length) if truncation_mode == "keep_start" else slice(len(ids) - max_length, None)
+        columns[name] = tuple(map(float, ids[within_length]))
+        columns[f"{name}_mask"] = tuple(map(float, mask[within_length]))
+    return columns
 
 
 def common_prompt(chosen: str, rejected: str) -> tuple[str, str, str]:

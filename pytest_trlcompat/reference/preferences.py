@@ -67,40 +67,43 @@ def score_completions(
             has ``logits``.
         rows: token ids of prompt and completion, and 1 for each that is the completion's.
         with_routers: ask for the logits of experts' routers, too.
-        inputs: of each row, what the model is called with beside, by name, as nested lists: images. Then each row goes
+        inputs: of each row, further inputs of the model by name, such as images, as nested lists. Then each row goes
             through the model alone.
     """
-    found: dict[str, list[Tensor]] = {name: [] for name in _OF_TOKENS}
+    padded: dict[str, list[Tensor]] = {name: [] for name in _OF_TOKENS}
     routers: list[Tensor] = []
     if any(inputs):
         predicting = iter(_with_inputs(model, [ids for ids, _ in rows], inputs))
     else:
         predicting = iter(_outputs(model, [ids for ids, _ in rows if len(ids) > 1], routers if with_routers else None))
     width = max(1, *(len(ids) for ids, _ in rows))
-    for given, counts in rows:
-        if len(given) < 2:  # nothing has a token before it
+    for token_ids, counts in rows:
+        if len(token_ids) < 2:  # nothing has a token before it
             for name in _OF_TOKENS:
-                found[name].append(_nothing(model, width - 1, is_mask=name == "mask"))
+                padded[name].append(_nothing(model, width - 1, is_mask=name == "mask"))
             continue
-        logits, following = next(predicting)[:-1], _ids(given)[1:]
+        # Logits at a token are of the next one: none predict the first token, and the last ones predict no token.
+        logits, following = next(predicting)[:-1], _ids(token_ids)[1:]
         logprobs = torch.log_softmax(logits, -1)
-        mask = torch.tensor([bool(each) for each in counts[1:]], dtype=torch.bool)
-        own = logits.gather(-1, following[:, None]).squeeze(-1)
-        each = {
+        mask = torch.tensor([bool(count) for count in counts[1:]], dtype=torch.bool)
+        token_logits = logits.gather(-1, following[:, None]).squeeze(-1)
+        of_row = {
             "logprobs": logprobs.gather(-1, following[:, None]).squeeze(-1),
             "entropies": -(logprobs.exp() * logprobs).sum(-1),
             "collisions": torch.logsumexp(2 * logprobs, -1),
-            "logits": own if counted_logits == "tokens" else logits.mean(-1),
+            "logits": token_logits if counted_logits == "tokens" else logits.mean(-1),
             "hits": (logits.argmax(-1) == following).to(logits.dtype),
         }
-        for name, values in each.items():
-            found[name].append(_wide(values.where(mask, 0.0), width - 1))
-        found["mask"].append(_wide(mask, width - 1))
-    return CompletionScores(**{name: torch.stack(each) for name, each in found.items()}, router_logits=tuple(routers))
+        for name, values in of_row.items():
+            padded[name].append(_wide(values.where(mask, 0.0), width - 1))
+        padded["mask"].append(_wide(mask, width - 1))
+    return CompletionScores(
+        **{name: torch.stack(rows_of_values) for name, rows_of_values in padded.items()}, router_logits=tuple(routers)
+    )
 
 
 def _ids(row: Sequence[float]) -> Tensor:
-    return torch.tensor([int(each) for each in row])
+    return torch.tensor([int(token) for token in row])
 
 
 def _outputs(model: Any, rows: Sequence[Sequence[float]], routers: list[Tensor] | None) -> list[Tensor]:
@@ -113,34 +116,35 @@ def _outputs(model: Any, rows: Sequence[Sequence[float]], routers: list[Tensor] 
     sequences = [_ids(row) for row in rows]
     if routers is None:
         return output_of_rows(model, sequences) if rows else []
-    device, found = next(model.parameters()).device, []
+    device, logits = next(model.parameters()).device, []
     for ids in sequences:
         output = model(
             input_ids=ids[None].to(device),
             attention_mask=torch.ones_like(ids)[None].to(device),
             output_router_logits=True,
         )
-        routers.append(torch.cat([each.cpu() for each in output.router_logits]))
-        found.append(widened(output.logits[0].cpu()))
-    return found
+        routers.append(torch.cat([layer_logits.cpu() for layer_logits in output.router_logits]))
+        logits.append(widened(output.logits[0].cpu()))
+    return logits
 
 
 def _with_inputs(
     model: Any, rows: Sequence[Sequence[float]], inputs: Sequence[Mapping[str, Any] | None]
 ) -> list[Tensor]:
     """The logits of each row, which is called with its own inputs."""
-    device, found = next(model.parameters()).device, []
-    for row, own in zip(rows, inputs, strict=True):
+    device, logits = next(model.parameters()).device, []
+    for row, row_inputs in zip(rows, inputs, strict=True):
         ids = _ids(row)[None].to(device)
-        more = {name: each.to(device) for name, each in tensors_of(own).items()}
-        found.append(widened(model(input_ids=ids, attention_mask=torch.ones_like(ids), **more).logits[0].cpu()))
-    return found
+        more = {name: tensor.to(device) for name, tensor in tensors_of(row_inputs).items()}
+        logits.append(widened(model(input_ids=ids, attention_mask=torch.ones_like(ids), **more).logits[0].cpu()))
+    return logits
 
 
 _OF_TOKENS = ("mask", "logprobs", "entropies", "collisions", "logits", "hits")
 
 
 def _nothing(model: Any, width: int, *, is_mask: bool) -> Tensor:
+    # As ``widened`` leaves logits: those of a 16-bit model are computed with in 32 bits.
     kind = next(model.parameters()).dtype
     return torch.zeros(width, dtype=torch.bool if is_mask else kind if kind is torch.float64 else torch.float32)
 
@@ -154,7 +158,7 @@ class PreferenceObjective:
 
     A row has the columns ``chosen``, ``chosen_mask``, ``rejected`` and ``rejected_mask``: token ids of the prompt and
     the completion, and 1 for each token that is the completion's; perhaps ``chosen_inputs`` and ``rejected_inputs``,
-    what a model is called with beside, by name, as nested lists: images. The loss of a micro-batch is the mean of its
+    further inputs of the model by name, such as images, as nested lists. The loss of a micro-batch is the mean of its
     pairs, that of a step the mean of its micro-batches on all ranks.
 
     ``values`` of what it gives are the log-probabilities of each completion, ``logps[chosen]`` and so on, and
@@ -179,13 +183,14 @@ class PreferenceObjective:
         self.shift_total, self.shift_count = 0.0, 0
 
     def __call__(self, model: Any, batches: Sequence[Sequence[Batch]]) -> list[Measured]:
+        # Micro-batches of all ranks: the loss of a step is their mean.
         count = sum(map(len, batches))
-        found = []
+        measured = []
         for ranks in batches:
             pairs = [self._scored(model, batch) for batch in ranks]
-            shift = self._shift([each[2] for each in pairs])
-            found += [self._measured(*each, shift=shift, count=count) for each in pairs]
-        return found
+            shift = self._shift([scored[2] for scored in pairs])
+            measured += [self._measured(*scored, shift=shift, count=count) for scored in pairs]
+        return measured
 
     def _scored(self, model: Any, batch: Batch) -> tuple[CompletionScores, CompletionScores, PairScores, float]:
         settings = self.settings
@@ -219,21 +224,23 @@ class PreferenceObjective:
         if alpha is None or not desensitized:
             return chosen.logprobs.sum(1), rejected.logprobs.sum(1)
         shared = torch.minimum(chosen.lengths, rejected.lengths)[:, None]
-        found = []
-        for one in (chosen, rejected):
-            places = one.mask.cumsum(1)
+        sums = []
+        for scores in (chosen, rejected):
+            # The number of each token within its completion, from 1 on.
+            places = scores.mask.cumsum(1)
             weights = torch.where(places <= shared, 1.0, alpha)
-            found.append((one.logprobs * weights).sum(1))
-        return found[0], found[1]
+            sums.append((scores.logprobs * weights).sum(1))
+        return sums[0], sums[1]
 
     def _shift(self, pairs: Sequence[PairScores]) -> Tensor:
         """The mean reward of both completions, over all ranks, without a gradient: ``d`` of ``bco_pair``."""
         if self.settings.undecided.reward_shift == "none":
             return torch.tensor(0.0)
-        rewards = torch.cat([torch.cat([each.chosen_ratios, each.rejected_ratios]) for each in pairs]).detach()
+        rewards = torch.cat([torch.cat([scores.chosen_ratios, scores.rejected_ratios]) for scores in pairs]).detach()
         mean = self.settings.beta * rewards.mean()
         if self.settings.undecided.reward_shift == "batch":
             return mean
+        # The mean over all batches so far, each reward counted once.
         self.shift_total += float(mean) * len(rewards)
         self.shift_count += len(rewards)
         return torch.tensor(self.shift_total / self.shift_count)
@@ -253,8 +260,8 @@ class PreferenceObjective:
         losses = torch.zeros_like(pairs.chosen)
         weights = torch.ones_like(pairs.chosen)
         if settings.use_weighting:
-            each = [one.means(one.logprobs - one.collisions) for one in (chosen, rejected)]
-            weights = pair_weights(each[0], each[1], settings)
+            log_weights = [scores.means(scores.logprobs - scores.collisions) for scores in (chosen, rejected)]
+            weights = pair_weights(log_weights[0], log_weights[1], settings)
         for loss_type, weight in settings.weighted_losses:
             if loss_type == "sft":
                 losses = losses + weight * nll * (weights if settings.undecided.nll_weighted else 1.0)
@@ -283,8 +290,8 @@ class PreferenceObjective:
 
     @property
     def experts_per_token(self) -> int:
-        found: int = self.reference_model.config.num_experts_per_tok
-        return found
+        count: int = self.reference_model.config.num_experts_per_tok
+        return count
 
     def _nll(self, chosen: CompletionScores) -> Tensor:
         """The negative log-likelihood of each chosen completion, ``(B,)``, or of all their tokens, a scalar."""
@@ -301,7 +308,7 @@ class PreferenceObjective:
             pairs = pairs.per_token()
         better, worse = settings.beta * pairs.chosen_ratios, settings.beta * pairs.rejected_ratios
         size = float(len(better))
-        found: dict[str, tuple[Tensor | float, float]] = {
+        metrics: dict[str, tuple[Tensor | float, float]] = {
             "rewards/chosen": (better.sum(), size),
             "rewards/rejected": (worse.sum(), size),
             "rewards/margins": ((better - worse).sum(), size),
@@ -309,16 +316,16 @@ class PreferenceObjective:
             "logps/chosen": (pairs.chosen.sum(), size),
             "logps/rejected": (pairs.rejected.sum(), size),
         }
-        for name, one in (("chosen", chosen), ("rejected", rejected)):
+        for name, scores in (("chosen", chosen), ("rejected", rejected)):
             if chose.counted_logits == "left_out":
                 continue
-            over_tokens = one.logits.detach().sum(), float(one.lengths.sum())
-            by_completion = one.means(one.logits.detach()).sum(), size
-            found[f"logits/{name}"] = over_tokens if chose.logits_mean == "tokens" else by_completion
+            over_tokens = scores.logits.detach().sum(), float(scores.lengths.sum())
+            by_completion = scores.means(scores.logits.detach()).sum(), size
+            metrics[f"logits/{name}"] = over_tokens if chose.logits_mean == "tokens" else by_completion
         entropies = chosen.entropies.detach().sum() + rejected.entropies.detach().sum()
-        found["entropy"] = entropies, float(chosen.lengths.sum() + rejected.lengths.sum())
-        found["mean_token_accuracy"] = chosen.hits.sum(), float(chosen.lengths.sum())
-        return found
+        metrics["entropy"] = entropies, float(chosen.lengths.sum() + rejected.lengths.sum())
+        metrics["mean_token_accuracy"] = chosen.hits.sum(), float(chosen.lengths.sum())
+        return metrics
 
 
 class _Synchronised(Protocol):
@@ -335,7 +342,7 @@ class _Synchronised(Protocol):
 
 
 def synchronised(reference_model: Any, settings: _Synchronised) -> Callable[[Any, int], None]:
-    """What ``sync_ref_model`` does after each step: every so many, mix the policy into the reference model.
+    """What ``sync_ref_model`` does: mix the policy into the reference model every ``ref_model_sync_steps`` steps.
 
     ``pi_ref = alpha pi + (1 - alpha) pi_ref``. Source: ``ref_model_mixup_alpha`` of ``DPOConfig`` and ``KTOConfig``;
     TR-DPO.

@@ -29,8 +29,8 @@ class Rollout:
         reward_names: of the functions, as the logs name them; ``reward_0``, ``reward_1``, ... where they are not given.
         sampled: of each completion, which of its tokens the policy sampled, where others stand between them: the
             results of tools. Then each completion is what it is to its end, whatever ends of sequence it has.
-        inputs: of each row what models are called with beside its tokens, by name, as a processor makes it of the one
-            prompt: ``pixel_values`` and the like, whose first dimension is of no tokens, and
+        inputs: of each row, inputs of models other than tokens, by name, as a processor makes them of this prompt
+            alone: ``pixel_values`` and the like, whose first dimension is not that of tokens, and
             :data:`~pytest_trlcompat.reference.TOKEN_INPUTS`, ``(1, tokens of the prompt)``. Empty for a row of text.
 
     Raises:
@@ -198,7 +198,7 @@ def check_layout(layout: Layout, rows: int, settings: SamplingSettings) -> None:
     for micro, ranks in enumerate(layout):
         if len(ranks) != settings.world_size:
             raise ValueError(f"micro-batch {micro} has rows for {len(ranks)} ranks, world_size={settings.world_size}")
-    placed = sorted(row for ranks in layout for own in ranks for row in own)
+    placed = sorted(row for ranks in layout for rank_rows in ranks for row in rank_rows)
     if placed != list(range(rows)):
         raise ValueError(f"the layout has rows {placed}, the rollout has rows 0 to {rows - 1}")
 

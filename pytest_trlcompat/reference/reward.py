@@ -71,15 +71,15 @@ def sequence_rewards(model: Any, sequences: Sequence[Sequence[int]]) -> Tensor:
     Raises:
         ValueError: for another number of numbers.
     """
-    found = []
+    rewards = []
     for ids in sequences:
-        row = torch.tensor([[int(each) for each in ids]], device=next(model.parameters()).device)
+        row = torch.tensor([[int(token) for token in ids]], device=next(model.parameters()).device)
         output = model(input_ids=row, attention_mask=torch.ones_like(row))
         numbers = widened(getattr(output, "logits", output).cpu()).flatten()
         if len(numbers) not in (1, len(ids)):
             raise ValueError(f"{type(model).__name__} gives {len(numbers)} numbers for a sequence of {len(ids)} tokens")
-        found.append(numbers[-1])
-    return torch.stack(found)
+        rewards.append(numbers[-1])
+    return torch.stack(rewards)
 
 
 def preference_losses(
@@ -106,7 +106,7 @@ def reward_objective(settings: RewardSettings) -> Objective:
 
     A row has the columns ``chosen_ids`` and ``rejected_ids``, and, where it has a margin, ``margin``, one number.
 
-    Logged beside the loss (https://huggingface.co/docs/trl/reward_trainer#logged-metrics):
+    Logged in addition to the loss (https://huggingface.co/docs/trl/reward_trainer#logged-metrics):
 
     - ``accuracy``: the part of the pairs whose chosen sequence has the higher reward.
     - ``min_reward``, ``max_reward``: of a micro-batch, "averaged over the logging interval".
@@ -118,7 +118,7 @@ def reward_objective(settings: RewardSettings) -> Objective:
 
     def objective(model: Any, batches: Sequence[Sequence[Batch]]) -> list[Measured]:
         count = sum(map(len, batches))
-        found = []
+        measured = []
         for ranks in batches:
             rewards = [
                 tuple(sequence_rewards(model, [row[name] for row in batch]) for name in ("chosen_ids", "rejected_ids"))
@@ -126,16 +126,16 @@ def reward_objective(settings: RewardSettings) -> Objective:
             ]
             together = [torch.cat(pair).detach() for pair in rewards]
             everywhere = torch.cat(together)
-            for batch, (chosen, rejected), own in zip(ranks, rewards, together, strict=True):
-                extremes = everywhere if settings.undecided.extremes_over == "ranks" else own
+            for batch, (chosen, rejected), rank_rewards in zip(ranks, rewards, together, strict=True):
+                extremes = everywhere if settings.undecided.extremes_over == "ranks" else rank_rewards
                 losses = preference_losses(
                     chosen,
                     rejected,
                     margins=_margins(batch, chosen),
                     center_rewards_coefficient=settings.center_rewards_coefficient,
                 )
-                found.append(_measured(batch, chosen, rejected, losses, extremes, count))
-        return found
+                measured.append(_measured(batch, chosen, rejected, losses, extremes, count))
+        return measured
 
     return objective
 
@@ -148,14 +148,14 @@ def _margins(batch: Sequence[Mapping[str, Sequence[float]]], like: Tensor) -> Te
 
 def _measured(batch: Batch, chosen: Tensor, rejected: Tensor, losses: Tensor, extremes: Tensor, count: int) -> Measured:
     apart, size = (chosen - rejected).detach(), len(batch)
-    own = torch.cat([chosen, rejected]).detach()
+    rewards = torch.cat([chosen, rejected]).detach()
     take: Mapping[str, Callable[[Tensor], Tensor]] = {"min_reward": torch.min, "max_reward": torch.max}
     return Measured(
         losses.mean() / count,
         alone=losses.mean(),
         metrics={
             "accuracy": (float((apart > 0).sum()), size),
-            "mean_reward": (float(own.sum()), 2 * size),
+            "mean_reward": (float(rewards.sum()), 2 * size),
             "margin": (float(apart.sum()), size),
             **{name: (float(of(extremes)), 1) for name, of in take.items()},
         },

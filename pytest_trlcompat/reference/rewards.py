@@ -129,9 +129,10 @@ def advantages_of(
     stds = std(grouped, 1).expand_as(grouped).reshape(rows)
     batch_std = std(totals, 0).squeeze()
     if aggregation == "normalize_then_sum":
-        each = in_groups(rewards)
-        deviations = each - mean_of_present(each, 1)
-        normalised = torch.where(deviations == 0, 0.0, deviations / (std(each, 1) + std_epsilon))
+        by_function = in_groups(rewards)
+        deviations = by_function - mean_of_present(by_function, 1)
+        # Without an epsilon, a group of equal rewards would be 0/0.
+        normalised = torch.where(deviations == 0, 0.0, deviations / (std(by_function, 1) + std_epsilon))
         summed = total_rewards(normalised.reshape(rows, -1), weights)
         advantages = (summed - summed.mean()) / (std(summed, 0) + std_epsilon)
     elif aggregation == "sum_then_normalize":
@@ -140,6 +141,7 @@ def advantages_of(
             raise ValueError(f"scale_rewards={scale_rewards!r} is not documented")
         scale = scales[scale_rewards]
         advantages = totals - means if scale is None else (totals - means) / (scale + std_epsilon)
+        # A total that was left out is NaN; its completion has no advantage.
         advantages = advantages.nan_to_num(nan=0.0)
     else:
         raise ValueError(f"multi_objective_aggregation={aggregation!r} is not documented")

@@ -123,19 +123,20 @@ class _Learner(SamplingLearner[RLOOSettings, RLOOMicroBatch, RLOOStep]):
         settings = self.settings
         generations = without_repeats([part[0] for part in parts])
         count = len(parts) * settings.world_size
-        found = []
+        micro_batches = []
         for generation, _, ranks in parts:
-            index = next(place for place, one in enumerate(generations) if one is generation)
+            index = next(place for place, other in enumerate(generations) if other is generation)
             for rank, rows in enumerate(ranks):
-                own, tokens = list(rows), generation.tokens.of_rows(rows)
+                row_list, tokens = list(rows), generation.tokens.of_rows(rows)
                 scores = self.score(self.model, tokens)
-                log_ratios = sequence_log_ratios(scores.logprobs, generation.old_logprobs[own], tokens.loss_mask)
-                advantages = generation.advantages.advantages[own].to(log_ratios.dtype)
+                log_ratios = sequence_log_ratios(scores.logprobs, generation.old_logprobs[row_list], tokens.loss_mask)
+                advantages = generation.advantages.advantages[row_list].to(log_ratios.dtype)
                 counts = tokens.loss_mask.any(1)
                 losses = sequence_losses(log_ratios.exp(), advantages, settings.epsilon, settings.upper_epsilon)
+                # Without a token that counts, the ratio is 1, which would leave a loss of -A.
                 losses = losses.where(counts, 0.0)
-                size = len(own) if settings.undecided.masked_completions_count else int(counts.sum())
-                found.append(
+                size = len(row_list) if settings.undecided.masked_completions_count else int(counts.sum())
+                micro_batches.append(
                     RLOOMicroBatch(
                         generation=index,
                         rank=rank,
@@ -149,19 +150,19 @@ class _Learner(SamplingLearner[RLOOSettings, RLOOMicroBatch, RLOOStep]):
                         aux_loss=self.aux_loss(tokens),
                     )
                 )
-        return found
+        return micro_batches
 
     def generation_metrics(self, generation: Generation, rollout: Rollout, evaluation: bool) -> dict[str, float]:
         """As GRPO's, and ``kl``; ``frac_reward_zero_std``, "all answers are correct or incorrect", knows no penalty."""
-        found = super().generation_metrics(generation, rollout, evaluation)
-        given = generation.advantages
-        assert isinstance(given, RLOOAdvantages)
+        logs = super().generation_metrics(generation, rollout, evaluation)
+        advantages = generation.advantages
+        assert isinstance(advantages, RLOOAdvantages)
         settings = self.settings
-        if given.divergences is not None:
-            found["kl"] = self._mean_divergence(given.divergences, generation.tokens.completion_mask.sum(1))
+        if advantages.divergences is not None:
+            logs["kl"] = self._mean_divergence(advantages.divergences, generation.tokens.completion_mask.sum(1))
         size = (settings.num_generations_eval if evaluation else None) or settings.num_generations
-        found["frac_reward_zero_std"] = metrics.part_without_spread(given.scores, size, settings)
-        return found
+        logs["frac_reward_zero_std"] = metrics.part_without_spread(advantages.scores, size, settings)
+        return logs
 
     def _mean_divergence(self, divergences: Tensor, tokens: Tensor) -> float:
         """By ``kl_logged_over``, of completions ``(R,)`` with so many tokens each; ranks have equal parts of them."""
@@ -190,18 +191,18 @@ def rloo_training_metrics(
     Undecided by the documentation: ``metrics_mean``, ``clipped_by_sign``, ``clip_extremes_of`` and
     ``masked_completions_in_clip_ratios``, see :class:`~pytest_trlcompat.reference.SamplingUndecided`.
     """
-    pairs = [(one.entropies, one.mask) for one in micro_batches]
-    found = {"entropy": metrics.average_over_tokens(pairs, settings)}
-    if auxiliary := [float(one.aux_loss) for one in micro_batches if one.aux_loss is not None]:
-        found["aux_loss"] = sum(auxiliary) / len(auxiliary)
+    pairs = [(batch.entropies, batch.mask) for batch in micro_batches]
+    logs = {"entropy": metrics.average_over_tokens(pairs, settings)}
+    if auxiliary := [float(batch.aux_loss) for batch in micro_batches if batch.aux_loss is not None]:
+        logs["aux_loss"] = sum(auxiliary) / len(auxiliary)
     sides, masks = [], []
-    for one in micro_batches:
-        advantages = generations[one.generation].advantages.advantages[list(one.rows)]
+    for batch in micro_batches:
+        advantages = generations[batch.generation].advantages.advantages[list(batch.rows)]
         by_sign = settings.undecided.clipped_by_sign
-        weights = one.weights[:, None]
+        weights = batch.weights[:, None]
         sides.append(clipped(weights, advantages, settings.epsilon, settings.upper_epsilon, by_sign=by_sign))
-        masks.append(one.mask.any(1, keepdim=True) | settings.undecided.masked_completions_in_clip_ratios)
-    return found | metrics.clip_ratios(sides, masks, settings)
+        masks.append(batch.mask.any(1, keepdim=True) | settings.undecided.masked_completions_in_clip_ratios)
+    return logs | metrics.clip_ratios(sides, masks, settings)
 
 
 def rloo_step(

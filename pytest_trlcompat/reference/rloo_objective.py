@@ -91,9 +91,9 @@ def leave_one_out_advantages(
     grouped = final.reshape(-1, num_generations)
     present = ~grouped.isnan()
     others = present.sum(1, keepdim=True) - 1
-    own = grouped.where(present, 0.0)
-    means = (own.sum(1, keepdim=True) - own) / others.clamp(min=1)
-    baselines = means.where(others > 0, own).reshape(rows)
+    present_rewards = grouped.where(present, 0.0)
+    means = (present_rewards.sum(1, keepdim=True) - present_rewards) / others.clamp(min=1)
+    baselines = means.where(others > 0, present_rewards).reshape(rows)
     advantages = final - baselines
     if normalize:
         advantages = (advantages - mean_of_present(advantages, 0)) / (std(advantages, 0) + std_epsilon)

@@ -128,12 +128,12 @@ class _Scored:
 
 
 def sft_objective(settings: SFTSettings) -> Objective:
-    """The loss of batches of rows, each a mapping with ``input_ids`` and ``labels`` of equal lengths; perhaps with
-    ``inputs``, what a model is called with beside, by name, as nested lists: images.
+    """The loss of batches of rows, each a mapping with ``input_ids`` and ``labels`` of equal lengths, perhaps with
+    ``inputs``: further inputs of the model by name, such as images, as nested lists.
 
-    A token counts whose label is not :data:`IGNORED`; the first one of a row is predicted by nothing, but by virtual
-    tokens where the model's adapter puts some in front and gives logits of them. Each row goes through the model alone
-    and without padding: rows that a trainer packs together do not see each other.
+    A token counts if its label is not :data:`IGNORED`. Nothing predicts the first token of a row, except virtual tokens
+    that the model's adapter puts in front, if it gives logits of them. Each row goes through the model alone and
+    without padding: rows that a trainer packs together do not see each other.
 
     - ``loss``: the mean of ``-log p`` over tokens that count, for ``loss_type="dft"`` of ``-sg(p) log p``; with the
       auxiliary loss of a mixture of experts, the mean over micro-batches and ranks.
@@ -147,34 +147,39 @@ def _measured(settings: SFTSettings, model: Any, batches: Sequence[Sequence[Batc
     scored = [[_scored(model, batch, settings) for batch in ranks] for ranks in batches]
     ranks_totals = [sum(_counted(ranks[rank], settings) for ranks in scored) for rank in range(len(scored[0]))]
     coefficient = settings.router_aux_loss_coef
-    found = []
+    measured = []
     for ranks in scored:
-        for rank, one in enumerate(ranks):
+        for rank, scored_batch in enumerate(ranks):
             is_counted = settings.undecided.first_token_counts_in_evaluation and not settings.label_smoothing_factor
-            in_evaluation = one.firsts if is_counted else 0
-            own = max(1, len(one.logprobs))
+            in_evaluation = scored_batch.firsts if is_counted else 0
+            token_count = max(1, len(scored_batch.logprobs))
             if settings.undecided.loss_mean == "micro_batches":
-                share = 1.0 / (own * len(batches) * len(ranks))
+                share = 1.0 / (token_count * len(batches) * len(ranks))
             elif settings.average_tokens_across_devices:
                 share = 1.0 / max(1, sum(ranks_totals))
             else:
                 share = 1.0 / (max(1, ranks_totals[rank]) * len(ranks))
-            weights = one.logprobs.detach().exp() if settings.loss_type == "dft" else 1.0
+            weights = scored_batch.logprobs.detach().exp() if settings.loss_type == "dft" else 1.0
             smoothing = settings.label_smoothing_factor
-            total = -(weights * ((1 - smoothing) * one.logprobs + smoothing * one.means)).sum()
-            loss, alone = total * share, total / max(1, len(one.logprobs) + in_evaluation)
-            entropies = one.entropies if settings.undecided.entropy_over == "labels" else one.entropies_of_all
+            total = -(weights * ((1 - smoothing) * scored_batch.logprobs + smoothing * scored_batch.means)).sum()
+            loss, alone = total * share, total / max(1, len(scored_batch.logprobs) + in_evaluation)
+            entropies = (
+                scored_batch.entropies if settings.undecided.entropy_over == "labels" else scored_batch.entropies_of_all
+            )
             metrics: dict[str, tuple[Tensor | float, float]] = {
                 "entropy": (entropies.detach().sum(), float(len(entropies))),
-                "mean_token_accuracy": (one.is_first_choice.double().sum(), float(len(one.is_first_choice))),
+                "mean_token_accuracy": (
+                    scored_batch.is_first_choice.double().sum(),
+                    float(len(scored_batch.is_first_choice)),
+                ),
             }
             if coefficient is not None:
-                auxiliary = load_balancing_loss(torch.cat(one.router_logits), settings.experts_per_token)
+                auxiliary = load_balancing_loss(torch.cat(scored_batch.router_logits), settings.experts_per_token)
                 loss = loss + coefficient * auxiliary / (len(batches) * len(ranks))
                 alone = alone + coefficient * auxiliary
                 metrics["aux_loss"] = (auxiliary.detach(), 1.0)
-            found.append(Measured(loss, alone, metrics=metrics, counted={"num_tokens": float(one.tokens)}))
-    return found
+            measured.append(Measured(loss, alone, metrics=metrics, counted={"num_tokens": float(scored_batch.tokens)}))
+    return measured
 
 
 def _counted(scored: _Scored, settings: SFTSettings) -> int:
@@ -190,32 +195,35 @@ def _scored(model: Any, rows: Batch, settings: SFTSettings) -> _Scored:
         ids = torch.tensor([list(row["input_ids"])], device=device)
         labels = torch.tensor(list(row["labels"]), device=device)
         more: dict[str, Any] = {} if settings.router_aux_loss_coef is None else {"output_router_logits": True}
-        more |= {name: each.to(device) for name, each in tensors_of(row.get("inputs")).items()}
+        more |= {name: tensor.to(device) for name, tensor in tensors_of(row.get("inputs")).items()}
         output = model(input_ids=ids, attention_mask=torch.ones_like(ids), **more)
-        routed += [each.cpu() for each in output.router_logits] if "output_router_logits" in more else []
+        routed += (
+            [layer_logits.cpu() for layer_logits in output.router_logits] if "output_router_logits" in more else []
+        )
         whole = torch.log_softmax(getattr(output, "logits", output)[0].float(), -1)
+        # Virtual tokens of an adapter stand in front of a row: they have logits and no labels.
         virtual = len(whole) - len(labels)
         labels = torch.nn.functional.pad(labels, (virtual, 0), value=IGNORED)
         entropy = -(whole.exp() * whole).sum(-1)
         counts = labels[1:] != IGNORED
         predicted = whole[:-1][counts]
-        wanted = labels[1:][counts].long()
-        logprobs.append(predicted.gather(-1, wanted[:, None])[:, 0])
+        targets = labels[1:][counts].long()
+        logprobs.append(predicted.gather(-1, targets[:, None])[:, 0])
         means.append(predicted.mean(-1))
-        choices.append(predicted.argmax(-1) == wanted)
+        choices.append(predicted.argmax(-1) == targets)
         entropies.append(entropy[:-1][counts])
         every.append(entropy[virtual:])
         tokens += len(row["labels"])
         firsts += int(labels[0] != IGNORED)
-    joined = [torch.cat(each).cpu() for each in (logprobs, means, choices, entropies, every)]
+    joined = [torch.cat(parts).cpu() for parts in (logprobs, means, choices, entropies, every)]
     return _Scored(joined[0], joined[1], joined[2], joined[3], joined[4], tokens, firsts, tuple(routed))
 
 
 def labels_of(ids: Sequence[int], counts: Iterable[object]) -> tuple[int, ...]:
     """The label of each token: itself where it counts, else :data:`IGNORED`; and of the first one, which nothing
     predicts."""
-    found = [token if counted else IGNORED for token, counted in zip(ids, counts, strict=True)]
-    return (IGNORED, *found[1:])
+    labels = [token if counted else IGNORED for token, counted in zip(ids, counts, strict=True)]
+    return (IGNORED, *labels[1:])
 
 
 def truncated(values: Sequence[int], max_length: int | None, truncation_mode: str = "keep_start") -> tuple[int, ...]:
@@ -236,7 +244,7 @@ def best_fit_bins(lengths: Sequence[int], size: int) -> list[list[int]]:
     """
     bins: list[list[int]] = []
     room: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if lengths[index] > size:
             raise ValueError(f"a row of {lengths[index]} tokens fits into no bin of {size}")
         fitting = [place for place, left in enumerate(room) if left >= lengths[index]]

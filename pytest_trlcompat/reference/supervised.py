@@ -19,7 +19,7 @@ what is logged and what an evaluation returns::
     settings = reference.SupervisedSettings(optim="sgd", learning_rate=0.1, world_size=2)
     steps = reference.supervised_train(model, [[[rows, rows]]], settings, objective)
 
-What the objective needs beside the policy, such as a reference model, it holds itself.
+An objective itself holds what it needs in addition to the policy, such as a reference model.
 """
 
 from __future__ import annotations
@@ -172,20 +172,20 @@ def supervised_train(
     model = copy.deepcopy(model)
     stepper = Stepper(model, settings)
     total = settings.max_steps or len(steps)
-    found = []
+    trained_steps = []
     for number, batches in enumerate(steps):
         if any(len(ranks) != settings.world_size for ranks in batches):
             raise ValueError(f"step {number} has {[*map(len, batches)]} ranks, and world_size={settings.world_size}")
         measured = _measured(objective, model, batches)
-        loss = torch.stack([each.loss for each in measured]).sum()
+        loss = torch.stack([batch.loss for batch in measured]).sum()
         stepped = stepper.step(loss, stepper.learning_rate(number, total))
         after = stepper.learning_rate(number + 1, total)
-        found.append(
+        trained_steps.append(
             SupervisedStep(**vars(stepped), loss=float(loss.detach()), micro_batches=measured, next_learning_rate=after)
         )
         if after_step is not None:
             after_step(model, number + 1)
-    return tuple(_without_graphs(each) for each in found)
+    return tuple(_without_graphs(step) for step in trained_steps)
 
 
 def supervised_logs(
@@ -199,38 +199,39 @@ def supervised_logs(
     """
     last = steps[-1]
     is_next = settings.undecided.learning_rate_logged == "next"
-    found = {
-        "loss": sum(each.loss for each in steps) / len(steps),
+    logs = {
+        "loss": sum(step.loss for step in steps) / len(steps),
         "grad_norm": float(last.grad_norm),
         "learning_rate": last.next_learning_rate if is_next else last.learning_rate,
     }
-    found |= _metrics([one for each in steps for one in each.micro_batches], settings)
-    found |= average_logs(each.micro_batches[0].together for each in steps)
+    logs |= _metrics([batch for step in steps for batch in step.micro_batches], settings)
+    logs |= average_logs(step.micro_batches[0].together for step in steps)
     for name in last.micro_batches[0].counted:
-        found[name] = sum(one.counted[name] for each in [*before, *steps] for one in each.micro_batches)
-    return found
+        logs[name] = sum(batch.counted[name] for step in [*before, *steps] for batch in step.micro_batches)
+    return logs
 
 
 def supervised_evaluate(
     model: Any, batches: Sequence[Sequence[Batch]], settings: SupervisedSettings, objective: Objective
 ) -> SupervisedEvaluation:
     """What an evaluation gives: each batch by itself, ``batches[batch][rank]``, none accumulated."""
-    found: list[Measured] = []
+    micro_batches: list[Measured] = []
     losses: list[tuple[float, int]] = []
     logged = []
     with torch.no_grad():
         for ranks in batches:
             together = _measured(objective, model, [ranks])
-            for batch, one in zip(ranks, together, strict=True):
-                alone = one.loss * len(together) if one.alone is None else one.alone
+            for batch, measured in zip(ranks, together, strict=True):
+                # ``loss`` is the batch's part of a mean over the ranks; in an evaluation each batch stands for itself.
+                alone = measured.loss * len(together) if measured.alone is None else measured.alone
                 weight = len(batch) if settings.undecided.evaluation_mean == "rows" else 1
                 losses.append((float(alone), weight))
-            found += together
+            micro_batches += together
             logged.append(together[0].together)
     loss = sum(value * weight for value, weight in losses) / sum(weight for _, weight in losses)
-    entry = {**_metrics(found, settings), **average_logs(logged)}
+    entry = {**_metrics(micro_batches, settings), **average_logs(logged)}
     metrics = {f"eval_{name}": value for name, value in entry.items()}
-    return SupervisedEvaluation({"eval_loss": loss, **metrics}, tuple(found))
+    return SupervisedEvaluation({"eval_loss": loss, **metrics}, tuple(micro_batches))
 
 
 def _measured(objective: Objective, model: Any, batches: Sequence[Sequence[Batch]]) -> tuple[Measured, ...]:
@@ -244,31 +245,32 @@ def _measured(objective: Objective, model: Any, batches: Sequence[Sequence[Batch
 def _metrics(micro_batches: Sequence[Measured], settings: SupervisedSettings) -> dict[str, float]:
     """Means by ``metrics_mean``; of a metric that nothing was counted for, none."""
     way, ranks = settings.undecided.metrics_mean, settings.world_size
+    # By time, then by rank: so many neighbours are counted as one.
     size = {"tokens": len(micro_batches), "micro_batches": ranks, "ranks": 1}[way]
-    names = {name: None for one in micro_batches for name in one.metrics}
-    found = {}
+    names = {name: None for batch in micro_batches for name in batch.metrics}
+    means_by_name = {}
     for name in names:
-        pairs = [one.metrics.get(name, (0.0, 0.0)) for one in micro_batches]
+        pairs = [batch.metrics.get(name, (0.0, 0.0)) for batch in micro_batches]
         means = []
         for start in range(0, len(pairs), size):
             part = pairs[start : start + size]
-            count = sum(each for _, each in part)
+            count = sum(count for _, count in part)
             if count:
-                means.append(sum(float(each) for each, _ in part) / count)
+                means.append(sum(float(total) for total, _ in part) / count)
         if means:
-            found[name] = sum(means) / len(means)
-    for name, (one, other) in micro_batches[0].differences.items():
-        if one in found and other in found:
-            found[name] = found[one] - found[other]
-    return found
+            means_by_name[name] = sum(means) / len(means)
+    for name, (first, other) in micro_batches[0].differences.items():
+        if first in means_by_name and other in means_by_name:
+            means_by_name[name] = means_by_name[first] - means_by_name[other]
+    return means_by_name
 
 
 def _without_graphs(step: SupervisedStep) -> SupervisedStep:
     detached = []
-    for one in step.micro_batches:
-        metrics = {name: (float(total), count) for name, (total, count) in one.metrics.items()}
-        values = {name: each.detach() for name, each in one.values.items()}
-        alone = None if one.alone is None else one.alone.detach()
-        logged = one.masks, metrics, one.counted, one.differences, one.together
-        detached.append(Measured(one.loss.detach(), alone, values, *logged))
+    for batch in step.micro_batches:
+        metrics = {name: (float(total), count) for name, (total, count) in batch.metrics.items()}
+        values = {name: tensor.detach() for name, tensor in batch.values.items()}
+        alone = None if batch.alone is None else batch.alone.detach()
+        logged = batch.masks, metrics, batch.counted, batch.differences, batch.together
+        detached.append(Measured(batch.loss.detach(), alone, values, *logged))
     return SupervisedStep(**{**vars(step), "micro_batches": tuple(detached)})

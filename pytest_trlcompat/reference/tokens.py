@@ -24,8 +24,8 @@ class Tokens:
         sampled_mask: ``(R, C)``, ``completion_mask`` without the results of tools.
         terminated: ``(R,)``, whether a completion has an end of sequence; one that has none was truncated.
         loss_mask: ``(R, C)``, ``sampled_mask`` without the completions that are excluded from the loss.
-        inputs: of each row what a model is called with beside its tokens, see
-            :class:`~pytest_trlcompat.reference.Rollout`; empty where no row has anything.
+        inputs: of each row, inputs of a model other than tokens, see :class:`~pytest_trlcompat.reference.Rollout`;
+            empty if no row has any.
     """
 
     prompt_ids: Tensor
@@ -124,7 +124,7 @@ def tokens_of(
         pad_to_multiple_of: of both widths.
         sampled: of each completion, which of its tokens the policy sampled; the others are results of tools. A
             completion of several turns has an end of sequence in each, and is terminated by one at its end.
-        inputs: of each prompt what a model is called with beside its tokens.
+        inputs: of each prompt, inputs of a model other than tokens.
 
     Raises:
         ValueError: for unequal numbers of prompts and completions, or of tokens and what is said of them, for an
@@ -140,7 +140,7 @@ def tokens_of(
     if inputs and len(inputs) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts have inputs for {len(inputs)}")
     if max_prompt_length is not None:
-        cut = [row for row, each in enumerate(inputs) if each and len(prompts[row]) > max_prompt_length]
+        cut = [row for row, row_inputs in enumerate(inputs) if row_inputs and len(prompts[row]) > max_prompt_length]
         if cut:
             raise ValueError(f"the prompt of row {cut[0]}, which has images, say, is longer than {max_prompt_length}")
         prompts = [ids[max(0, len(ids) - max_prompt_length) :] for ids in prompts]
@@ -155,8 +155,8 @@ def tokens_of(
     else:
         ended = [len(ids) for ids in completions]
         terminated = torch.tensor([ids[-1] in ends for ids in completions])
-        if [len(each) for each in sampled] != ended:
-            raise ValueError(f"completions have {ended} tokens, sampled says of {[len(each) for each in sampled]}")
+        if [len(mask) for mask in sampled] != ended:
+            raise ValueError(f"completions have {ended} tokens, sampled says of {[len(mask) for mask in sampled]}")
     completion_mask = present([ids[:end] for ids, end in zip(completions, ended, strict=True)], "right")
     completion_ids = pad(completions, pad_token_id, side="right", multiple_of=pad_to_multiple_of)
     # The longest completion may have lost what follows its end of sequence.

@@ -1,8 +1,8 @@
 """Tiny random models of several architectures, with a tokenizer and datasets: offline, the same in every process.
 
 A :class:`TinyModel` is a small, picklable description. It travels to the ranks of a launch as an argument and is
-rebuilt there from its seed, so that no rank depends on another's files. Imports torch, transformers and datasets only
-when something is built, and nothing of this package.
+rebuilt there from its seed, so that no rank depends on another's files. The stack is imported only when something is
+built.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The architectures that tiny models can have: their classes in Transformers, and what their configurations need.
 
-Imports nothing of the stack: whether the installed Transformers has an architecture is looked up among its files.
+Whether the installed Transformers has an architecture is looked up among its files, without importing it.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One architecture of Transformers.
+    """An architecture of Transformers.
 
     Attributes:
-        title: its name for people.
+        title: the name for people.
         folder: of its modules in ``transformers/models``.
-        since: the first release of Transformers that has it.
+        since: the first release of Transformers that has the architecture.
         config: the name of the configuration's class.
         model: the name of the model's class.
         decoder_layer: the name of the decoder layer's class.
@@ -73,9 +73,10 @@ class Architecture:
     settings: Callable[[Sizes], dict[str, Any]] = lambda _: {}
 
     def check_present(self) -> None:
-        """
+        """Check that the installed release of Transformers has this architecture.
+
         Raises:
-            ArchitectureAbsent: the installed release of Transformers does not have it; says which ones do.
+            ArchitectureAbsent: it does not; the text names the first release that does.
         """
         if not self.has_file(f"modeling_{self.folder}.py"):
             raise ArchitectureAbsent(
@@ -83,7 +84,7 @@ class Architecture:
             )
 
     def has_file(self, name: str) -> bool:
-        """Whether there is such a file beside its modules in the installed release of Transformers."""
+        """Whether the installed release of Transformers has such a file among the architecture's modules."""
         transformers = importlib.util.find_spec("transformers")
         folders = [] if transformers is None else list(transformers.submodule_search_locations or [])
         return any((Path(folder) / "models" / self.folder / name).is_file() for folder in folders)

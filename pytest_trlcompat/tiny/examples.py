@@ -1,7 +1,7 @@
 """Datasets of words that the tiny models' tokenizers know, in the forms that TRL documents.
 
-The same rows at every call, of unequal lengths, so that a batch needs padding. Their words go through the vocabulary
-from first to last, over and over, so that no two texts of a small dataset are the same.
+Every call gives the same rows. Their lengths are unequal, so that a batch needs padding. Their words go through the
+vocabulary from first to last, over and over, so that no two texts of a small dataset are the same.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ def _texts(words: int | tuple[int, int], vocab_size: int) -> Iterator[str]:
     return (" ".join(itertools.islice(vocabulary, length)) for length in lengths)
 
 
-def _lengths(wanted: int | tuple[int, int], name: str, of: str) -> Iterator[int]:
-    shortest, longest = (wanted, wanted) if isinstance(wanted, int) else wanted
+def _lengths(bounds: int | tuple[int, int], name: str, of: str) -> Iterator[int]:
+    shortest, longest = (bounds, bounds) if isinstance(bounds, int) else bounds
     if not 1 <= shortest <= longest:
-        raise ValueError(f"{name}={wanted!r} is neither the length of {of} nor a pair of the shortest and the longest")
+        raise ValueError(f"{name}={bounds!r} is neither the length of {of} nor a pair of the shortest and the longest")
     return itertools.cycle(range(shortest, longest + 1))
 
 

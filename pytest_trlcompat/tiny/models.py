@@ -1,7 +1,4 @@
-"""Tiny random models: what they are, and how their weights are made.
-
-Imports torch and transformers only when something is built.
-"""
+"""Tiny random models: their descriptions, and how their weights are made."""
 
 from __future__ import annotations
 
@@ -38,8 +35,8 @@ class TinyModel(Sizes):
     """A tiny language model: its description, and the model itself, which is built on first use.
 
     Every parameter is random, norms and biases included, so that a tensor which a checkpoint, a gather or a broadcast
-    lost cannot look right by being still at its initial value. Attention is eager: with sdpa and left padding, plain
-    CPU kernels are off on fully masked rows. So are experts, since the software accelerator has no kernel for
+    lost cannot look right because it still has its initial value. Attention is eager: with sdpa and left padding, plain
+    CPU kernels are off on fully masked rows. Experts are eager too, since the software accelerator has no kernel for
     their fused computation.
 
     Two equal descriptions give bitwise equal weights, whatever Transformers release builds them and whatever the
@@ -50,12 +47,12 @@ class TinyModel(Sizes):
         seed: of the weights.
         vocab_size: three special tokens (pad 0, eos 1, unk 2), then the words ``w0``, ``w1``, ..., and at the end those
             of a vision model for its images and videos.
-        intermediate_size: of each expert an equal part, in a mixture of experts: together those that a token is routed
-            to are as large.
+        intermediate_size: in a mixture of experts, of all the experts together that a token is routed to, each of which
+            has an equal part.
         num_experts: of a mixture of experts; other architectures have none.
         num_experts_per_tok: to how many of them each token is routed.
-        tie_word_embeddings: whether input and output embeddings are one parameter; as in the architecture's published
-            models where it is not said: in Gemma they are, in the others not.
+        tie_word_embeddings: whether input and output embeddings are one parameter; by default as in the architecture's
+            published models: in Gemma they are, in the others not.
         initializer_range: standard deviation of the weights, as in Transformers.
         directory: where :attr:`path` saves to.
 
@@ -100,7 +97,7 @@ class TinyModel(Sizes):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """The description alone: a model that was built already is built again where this is unpickled."""
+        """The description alone. A model that was built already is built again where the description is unpickled."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @property
@@ -114,10 +111,7 @@ class TinyModel(Sizes):
         return self.vocab_size - len(SPECIAL_TOKENS) - len(self._last_tokens)
 
     def check_present(self) -> None:
-        """
-        Raises:
-            ArchitectureAbsent: the installed release of Transformers has no such architecture; says which ones have.
-        """
+        """As :meth:`pytest_trlcompat.tiny.architectures.Architecture.check_present`."""
         self._architecture.check_present()
 
     @property
@@ -165,6 +159,9 @@ class TinyModel(Sizes):
         """A folder from which ``from_pretrained`` loads the untrained model and its tokenizer.
 
         It is saved once for equal descriptions with the same :attr:`directory`, also by several processes at once.
+
+        Raises:
+            ValueError: the description has no directory.
         """
         if self.directory is None:
             raise ValueError("a tiny model without a directory has no path; give one: tiny.qwen2(directory=tmp_path)")
@@ -208,7 +205,7 @@ class TinyModel(Sizes):
         return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:12]
 
     def _named(self, config: PretrainedConfig) -> PretrainedConfig:
-        """With a name, as ``from_pretrained`` gives it, since TRL reads the model again from there."""
+        """Name a configuration as ``from_pretrained`` does, since TRL reads the model again from there."""
         config._name_or_path = str(self.path) if self.directory else f"tiny {self.architecture} without a directory"
         return config
 
@@ -283,8 +280,11 @@ def vlm(**sizes: Any) -> TinyModel:
 def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The parameters under the names and in the shapes of a published checkpoint, which every release loads.
 
-    Releases name and stack the parameters of a built model otherwise: Transformers 5 keeps all experts of a layer in
-    one tensor, and a vision model's parts have moved. A tied parameter is in it once.
+    Releases name and stack the parameters of a built model differently: Transformers 5 keeps all experts of a layer in
+    one tensor, and a vision model's parts have moved. A tied parameter is contained once.
+
+    Returns:
+        Published name to contiguous tensor, on the model's device and in its precision.
     """
     return {
         published: part.contiguous()
@@ -294,7 +294,7 @@ def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def _published(name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a published checkpoint calls a parameter, or each part of it, and the part: a view."""
+    """The names that a published checkpoint has for a parameter or for its parts, each with a view of the parameter."""
     name = name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
     layer, experts, matrix = name.partition(".mlp.experts.")
     if not experts or parameter.dim() != 3:
@@ -310,18 +310,20 @@ _NORM = re.compile(r"(norm[12]?|ln_q)\.weight$")
 
 
 def _fill(parameter: torch.Tensor, name: str, seed: int, scale: float, norm_centre: float) -> None:
-    """Fill with random numbers that depend on the seed and the name alone, around their own centre for norms and around
-    0 for others.
+    """Fill with random numbers that depend only on seed and name, around ``norm_centre`` for norms and else around 0.
 
     A generator of its own for each parameter makes the weights independent of the order in which a release builds its
-    modules; uniform numbers, unlike normal ones, do not depend on the processor's vector instructions.
+    modules. Uniform numbers, unlike normal ones, do not depend on the processor's vector instructions.
+
+    Args:
+        scale: the standard deviation of the numbers.
     """
     import torch
 
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
     centre = norm_centre if _NORM.search(name) else 0.0
-    spread = scale * 3**0.5
+    spread = scale * 3**0.5  # a uniform distribution on [-a, a] has a standard deviation of a / sqrt(3)
     with torch.no_grad():
         parameter.uniform_(-spread, spread, generator=generator).add_(centre)
 
@@ -342,8 +344,11 @@ def _new_processor(tokenizer: PreTrainedTokenizerFast, *, videos: bool) -> Proce
     """Qwen2-VL's processor, with this tokenizer and for small images.
 
     Args:
-        videos: whether this release's takes videos as well, as from Transformers 4.52 on, for which it needs
-            torchvision. Where that is missing, a processor of images alone is made.
+        videos: whether this release's processor takes videos as well, as from Transformers 4.52 on, for which it needs
+            torchvision. Where torchvision is missing, a processor for images only is made.
+
+    Raises:
+        ImportError: Pillow is not installed.
     """
     if importlib.util.find_spec("PIL") is None:
         raise ImportError("the processor of Qwen2-VL needs Pillow, not installed here")
@@ -381,7 +386,7 @@ def _of_images_alone(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
 
 
 def _rename_into_place(save: Any, target: Path) -> None:
-    """Call ``save`` with a temporary folder next to ``target``, then rename it, so that it is never incomplete."""
+    """Call ``save`` with a temporary folder, then rename it, so that ``target`` is never incomplete."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:

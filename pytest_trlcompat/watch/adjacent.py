@@ -1,7 +1,6 @@
-"""A cure whose boundary the cells themselves have measured: the release, the one before it, and nothing between.
+"""A cure whose boundary two cells have measured: one with the release, one with the release before, none between.
 
-A search would measure the same two stacks again. What broke is searched all the same: an alarm must be seen twice.
-Imports the matrix and what is below it.
+A search would measure the same two stacks again. What broke is searched nevertheless: an alarm must be seen twice.
 """
 
 from __future__ import annotations
@@ -22,22 +21,24 @@ __all__ = ["measured_boundary"]
 
 
 def measured_boundary(
-    change: Change, base: Lock, given: Verdicts, lock: Mapping[str, str], releases: Iterable[Version]
+    change: Change, base: Lock, base_verdicts: Verdicts, lock: Mapping[str, str], releases: Iterable[Version]
 ) -> Narrowed | None:
-    """What the two cells say together; ``None`` where that leaves something to search for.
+    """The boundary that two cells have measured; ``None`` if something is left to search for.
 
     Args:
-        base: the newest known stack, which ``given`` are the verdicts of.
+        base: the newest known stack.
+        base_verdicts: what that stack gave.
         lock: of the cell that shows the change.
         releases: of the package, as far as the index has them.
     """
     release, before = change.cell.release, change.cell.previous
     if change.kind is not Kind.CURED or release is None or change.subject != "upstream" or not before:
         return None
-    seen = given.get(change.record.key)
+    seen = base_verdicts.get(change.record.key)
     if base.packages.get(release.package) != before or seen is None or not seen[0].is_problem:
         return None
-    if any(Version(before) < each < Version(release.version) for each in releases):
+    # A release between them was not measured, and may be the one.
+    if any(Version(before) < version < Version(release.version) for version in releases):
         return None
     moved = sorted(
         f"{name} {base.packages.get(name, 'none')} to {lock.get(name, 'none')}"

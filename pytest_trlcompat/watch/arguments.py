@@ -1,4 +1,4 @@
-"""What follows ``nox -s watch --``. Imports the matrix and the bisection's git clones."""
+"""What follows ``nox -s watch --``."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ def parse(words: Sequence[str], today: datetime.date) -> Options:
 
 
 def _commits(texts: Sequence[str]) -> tuple[AskedCommit, ...]:
-    found = tuple(map(parse_commit, texts))
-    named = [commit.package for commit in found]
+    commits = tuple(map(parse_commit, texts))
+    named = [commit.package for commit in commits]
     if twice := sorted({package for package in named if named.count(package) > 1}):
         raise MatrixError(f"--commit names {twice[0]} more than once; run a watch for each commit")
-    return found
+    return commits
 
 
 def _days(as_of: str | None, since: str | None, today: datetime.date) -> tuple[datetime.date, datetime.date | None]:

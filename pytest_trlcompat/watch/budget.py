@@ -1,4 +1,4 @@
-"""How long a watch may run, and how much of the disk it may take. Imports only the standard library and the matrix."""
+"""How long a watch may run, and how much of the disk it may take."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class Budget:
             yield
             return
         before = signal.signal(signal.SIGALRM, self._end)
+        # 0 would turn the timer off, though the time is over.
         signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3))
         try:
             yield

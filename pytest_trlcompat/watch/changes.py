@@ -1,7 +1,4 @@
-"""What new releases changed: verdicts that the catalogue does not predict, by the release that brings them.
-
-Imports only the standard library, the catalogue and the report's model.
-"""
+"""What new releases changed: verdicts that the catalogue does not predict, by the release that brings them."""
 
 from __future__ import annotations
 
@@ -102,8 +99,8 @@ class Change:
 
 def judged(report: Report, watched: Sequence[WatchedCell], catalog: Catalog) -> dict[str, CellReport]:
     """The cells of a plan that left verdicts, held against a catalogue, by id."""
-    wanted = {each.cell.id for each in watched}
-    return {cell.id: cell for cell in report.judged_by(catalog).cells if cell.id in wanted}
+    planned = {watched_cell.cell.id for watched_cell in watched}
+    return {cell.id: cell for cell in report.judged_by(catalog).cells if cell.id in planned}
 
 
 def verdicts_of(cell: CellReport | None) -> Verdicts:
@@ -127,17 +124,21 @@ def changes_in(watched: Sequence[WatchedCell], cells: Mapping[str, CellReport], 
     order = sorted(watched, key=_oldest_release_first)
     first: dict[tuple[object, ...], WatchedCell] = {}
     shown: dict[tuple[object, ...], list[str]] = {}
-    for each in order:
-        for record in _noteworthy(cells.get(each.cell.id), base):
+    for watched_cell in order:
+        for record in _noteworthy(cells.get(watched_cell.cell.id), base):
             key = _answer(record)
-            alone = first.setdefault(key, each)
-            if alone is not each:
-                shown.setdefault(key, []).append(each.cell.id)
-    found = []
-    for each in order:
-        own = [record for record in _noteworthy(cells.get(each.cell.id), base) if first[_answer(record)] is each]
-        found += [_change(each, alike, shown, base) for alike in _alike(own, base)]
-    return found
+            alone = first.setdefault(key, watched_cell)
+            if alone is not watched_cell:
+                shown.setdefault(key, []).append(watched_cell.cell.id)
+    changes = []
+    for watched_cell in order:
+        records = [
+            record
+            for record in _noteworthy(cells.get(watched_cell.cell.id), base)
+            if first[_answer(record)] is watched_cell
+        ]
+        changes += [_change(watched_cell, alike, shown, base) for alike in _alike(records, base)]
+    return changes
 
 
 def _oldest_release_first(watched: WatchedCell) -> tuple[object, ...]:
@@ -154,7 +155,7 @@ def _change(
     cell: WatchedCell, records: Sequence[Record], shown: Mapping[tuple[object, ...], Sequence[str]], base: Verdicts
 ) -> Change:
     first = records[0]
-    elsewhere = {other for each in records for other in shown.get(_answer(each), ())}
+    elsewhere = {other for record in records for other in shown.get(_answer(record), ())}
     return Change(
         cell,
         _kind(first, base),
@@ -169,6 +170,7 @@ def _noteworthy(cell: CellReport | None, base: Verdicts) -> Iterator[Record]:
     """Verdicts that are not as predicted, and problems of which nothing was predicted."""
     for record in cell.verdicts if cell is not None else ():
         nobody_knew = record.expected is None and record.verdict.is_own_problem
+        # What the newest known stack shows too does not come from the release.
         same = base.get(record.key) == (record.verdict, record.blocked_by)
         if not record.untested and not same and (is_wrong(record) or nobody_knew):
             yield record
@@ -198,6 +200,7 @@ def _alike(records: Iterable[Record], base: Verdicts) -> Iterator[list[Record]]:
         answer = (record.verdict.value, str(record.expected), _before(record, base))
         return (record.issue, record.subject, *answer, _cause(record))
 
+    # groupby joins neighbours alone, hence sorted by the same key.
     for _, group in itertools.groupby(sorted(records, key=key), key):
         yield sorted(group, key=lambda record: record.strategy)
 

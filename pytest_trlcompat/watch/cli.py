@@ -50,8 +50,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def watch(options: Options, root: Path, say: Callable[[str], None], ask: indexes.Ask = indexes.ask) -> int:
     """Do what the options ask for, in a checkout; returns the exit status."""
-    kept = root / "build" / "watch"
-    layout = WatchLayout(root, kept, options.scope.name)
+    folder = root / "build" / "watch"
+    layout = WatchLayout(root, folder, options.scope.name)
     budget = Budget(options.minutes, options.gigabytes, lambda: disk.available(layout))
     session = Watch(read_matrix(layout.matrix), layout, options, budget, say, ask)
     new = [*session.new, *(commit.release for commit in session.commits)]
@@ -64,8 +64,8 @@ def watch(options: Options, root: Path, say: Callable[[str], None], ask: indexes
     if not new:
         say(f"nothing new as of {options.day}: nothing newer than what was measured of {', '.join(options.packages)}")
         return _AS_PREDICTED
-    say(f"new as of {options.day}: {', '.join(f'{each} ({each.day})' for each in new)}")
-    with locked(kept / f".{options.scope.name}.lock", lambda: say("the same watch is running already; waiting")):
+    say(f"new as of {options.day}: {', '.join(f'{release} ({release.day})' for release in new)}")
+    with locked(folder / f".{options.scope.name}.lock", lambda: say("the same watch is running already; waiting")):
         if options.list_only:
             for watched in session.plan:
                 moved = f", with {', '.join(watched.moved)}" if watched.moved else ""
@@ -101,11 +101,11 @@ def write(outcome: Outcome, folder: Path) -> list[Path]:
 def _tell(outcome: Outcome, say: Callable[[str], None]) -> None:
     say(outcome.summary)
     for cause in outcome.causes:
-        found = cause.narrowed.verdict if cause.narrowed is not None and cause.narrowed.found else ""
+        verdict = cause.narrowed.verdict if cause.narrowed is not None and cause.narrowed.found else ""
         for change in cause.changes:
             say(f"  {change.kind}: {change.cell.about}: {change.sentence}")
-        if found:
-            say(f"    {found}")
+        if verdict:
+            say(f"    {verdict}")
     for line in outcome.left:
         say(f"  not reached: {line}")
     if not outcome.is_complete:

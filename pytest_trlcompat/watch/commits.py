@@ -1,7 +1,4 @@
-"""Commits of local git clones, tried like releases that are not out yet: such as the newest one of a main branch.
-
-Imports the bisection's git clones, and the matrix.
-"""
+"""Commits of local git clones, tried like releases that are not out yet: such as the newest one of a main branch."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ class AskedCommit:
 
     def clean_up(self, layout: Layout) -> None:
         """Remove the files of commits that a killed command has left, which git knows as worktrees."""
-        self.clone.remove_worktrees(layout.commits.resolve(), own=True)
+        self.clone.remove_worktrees(layout.commits.resolve(), own_too=True)
 
 
 @dataclass(frozen=True)
@@ -98,6 +95,7 @@ def parse_commit(text: str) -> AskedCommit:
     if package not in _BUILDABLE:
         raise MatrixError(f"{_OPTION} {text}: the package must be one of {', '.join(_BUILDABLE)}")
     folder, revision = named, "HEAD"
+    # A folder may have an @ in its name: it is tried as it stands first.
     if not Path(named).expanduser().is_dir() and "@" in named:
         folder, _, revision = named.rpartition("@")
     clone = Clone(Path(folder).expanduser().resolve(), _OPTION)

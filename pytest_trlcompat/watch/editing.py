@@ -1,7 +1,6 @@
 """The catalogue's files with predictions as they were measured, each before the one that was wrong.
 
-Lines are inserted and none is changed, so that comments and order stay as a person has written them. Imports the
-catalogue alone.
+Lines are inserted and none is changed, so that comments and order stay as a person has written them.
 """
 
 from __future__ import annotations
@@ -73,6 +72,7 @@ def correct(folder: Path, edited: Mapping[Path, str], correction: Correction) ->
     lines = text.splitlines(keepends=True)
     place = _place(lines, correction.issue, position)
     when = _when(decided.when if decided is not None else {}, correction)
+    # Before the wrong prediction: the first one that holds decides.
     changed = {**edited, file: "".join([*lines[:place], _line(correction, when), *lines[place:]])}
     _check(folder, changed, correction)
     return changed
@@ -88,8 +88,14 @@ def _decided(catalog: Catalog, correction: Correction) -> Prediction | None:
 def _position(decided: Prediction, entries: Mapping[str, Mapping[str, Any]], correction: Correction) -> int:
     """Which of the entry's written predictions it is, from 0."""
     for position, raw in enumerate(entries[correction.issue]["prediction"]):
-        for each in known_issues.expanded(raw, entries):
-            same = (each["verdict"], each["subject"], each["when"], tuple(each.get("strategies", ())), each["why"])
+        for prediction in known_issues.expanded(raw, entries):
+            same = (
+                prediction["verdict"],
+                prediction["subject"],
+                prediction["when"],
+                tuple(prediction.get("strategies", ())),
+                prediction["why"],
+            )
             if same == (decided.verdict, decided.subject, decided.when, decided.strategies, decided.why):
                 return position
     raise NotCorrected(f"{decided.describe()} follows from another entry, which has to be changed instead")
@@ -134,8 +140,7 @@ def _check(folder: Path, changed: Mapping[Path, str], correction: Correction) ->
     except CatalogError as error:
         raise NotCorrected(f"the catalogue would refuse it: {error}") from error
     for strategy in correction.strategies:
-        found = issue.predict(correction.subject, strategy, correction.versions)
-        if found is None or found.verdict is not correction.verdict or found.by != correction.by:
-            raise NotCorrected(
-                f"an earlier prediction decides under {strategy}: {found.describe() if found else 'none at all'}"
-            )
+        prediction = issue.predict(correction.subject, strategy, correction.versions)
+        if prediction is None or prediction.verdict is not correction.verdict or prediction.by != correction.by:
+            decides = prediction.describe() if prediction else "none at all"
+            raise NotCorrected(f"an earlier prediction decides under {strategy}: {decides}")

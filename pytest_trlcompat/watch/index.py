@@ -1,4 +1,4 @@
-"""What the package index has of the stack, and when it came. Imports ``pypi_simple``, by the matrix's registry."""
+"""What the package index has of the stack, and when it came."""
 
 from __future__ import annotations
 
@@ -33,14 +33,17 @@ class Index:
 
     def versions(self) -> dict[str, tuple[Version, ...]]:
         """Package to versions, oldest first."""
-        return {package: tuple(Version(each.version) for each in found) for package, found in self.releases.items()}
+        return {
+            package: tuple(Version(release.version) for release in releases)
+            for package, releases in self.releases.items()
+        }
 
     def all(self) -> list[Release]:
         """Every release, by package."""
-        return [release for found in self.releases.values() for release in found]
+        return [release for releases in self.releases.values() for release in releases]
 
     def _only(self, keep: Callable[[Release], bool]) -> Index:
-        return Index({package: tuple(filter(keep, found)) for package, found in self.releases.items()})
+        return Index({package: tuple(filter(keep, releases)) for package, releases in self.releases.items()})
 
 
 Ask = Callable[[Iterable[str], str, bool], Index]
@@ -52,7 +55,7 @@ def ask(packages: Iterable[str], python: str, prereleases: bool) -> Index:
     Raises:
         MatrixError: the index cannot be reached, does not have a package, or does not say when a file was uploaded.
     """
-    found: dict[str, tuple[Release, ...]] = {}
+    releases: dict[str, tuple[Release, ...]] = {}
     with registry.client() as index:
         for package in packages:
             try:
@@ -63,7 +66,7 @@ def ask(packages: Iterable[str], python: str, prereleases: bool) -> Index:
                     "that pip uses (pip config list)"
                 ) from error
             files = registry.installable(page.packages, python, prereleases=prereleases)
-            found[package] = tuple(
+            releases[package] = tuple(
                 Release(package, str(version), registry.upload_day(files[version])) for version in sorted(files)
             )
-    return Index(found)
+    return Index(releases)

@@ -1,7 +1,6 @@
 """What is known: the releases that some published sweep has measured, and the newest stack that it has.
 
-That a cell, a lock or a list names a release does not make it known: it may never have been run. Imports the
-catalogue's evidence and the matrix.
+That a cell, a lock or a list names a release does not make it known: it may never have been run.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Known:
 
     def previous(self, package: str, version: str) -> str:
         """The newest known release that is older than this one; empty where there is none."""
-        older = [each for each in self.versions.get(package, ()) if each < Version(version)]
+        older = [release for release in self.versions.get(package, ()) if release < Version(version)]
         return str(max(older)) if older else ""
 
 
@@ -63,7 +62,7 @@ def known_before(matrix: Matrix, index: Index, day: datetime.date) -> Known:
     Raises:
         Untestable: when nothing can be resolved as of that day, with the resolver's reason.
     """
-    versions = {package: frozenset(found) for package, found in index.before(day).versions().items()}
+    versions = {package: frozenset(releases) for package, releases in index.before(day).versions().items()}
     return Known(versions, locks.resolve(matrix, Cell({}, day)))
 
 
@@ -73,18 +72,21 @@ def new_releases(index: Index, versions: Versions) -> list[Release]:
     So a patch of an older series is new where it came out after the newest known release, and what the matrix has left
     out on purpose is not. Of a package of which nothing is known, nothing is new.
     """
-    return [release for package, found in index.releases.items() for release in _new(found, versions.get(package, ()))]
+    return [
+        release for package, releases in index.releases.items() for release in _new(releases, versions.get(package, ()))
+    ]
 
 
-def _new(found: Iterable[Release], known: Iterable[Version]) -> list[Release]:
+def _new(releases: Iterable[Release], known: Iterable[Version]) -> list[Release]:
     have = frozenset(known)
     if not have:
         return []
-    days = [release.day for release in found if Version(release.version) in have]
+    days = [release.day for release in releases if Version(release.version) in have]
+    # Where the index has none of the known releases, no day makes another one new.
     last = max(days, default=datetime.date.max)
     return [
         release
-        for release in found
+        for release in releases
         if Version(release.version) not in have and (Version(release.version) > max(have) or release.day > last)
     ]
 

@@ -1,4 +1,4 @@
-"""Where the watch keeps its files: ``build/watch``, apart from the results of sweeps. Imports the matrix alone."""
+"""Where the watch keeps its files: ``build/watch``, apart from the results of sweeps."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class WatchLayout(Layout):
     """A checkout, with the results of the watch in a folder of their own.
 
     Attributes:
-        kept: that folder. Environments are shared with the matrix.
+        folder: with the results. Environments are shared with the matrix.
         scope: what is run of each cell, as the name of a folder within it.
     """
 
-    kept: Path
+    folder: Path
     scope: str = "compat"
 
     @property
     def results(self) -> Path:
         """Verdicts of all days: a cell is measured once."""
-        return self.kept / self.scope
+        return self.folder / self.scope
 
     @property
     def bisections(self) -> Path:
-        return self.kept / "bisect"
+        return self.folder / "bisect"
 
     @property
     def catalog(self) -> Path:
@@ -38,4 +38,4 @@ class WatchLayout(Layout):
 
     def day(self, day: datetime.date) -> Path:
         """The folder of a day's page."""
-        return self.kept / day.isoformat()
+        return self.folder / day.isoformat()

@@ -1,7 +1,6 @@
 """Goes on to bisect what nothing predicts: which package, which release, and with a clone which commit.
 
-The bisection is a program of its own, so that it ends with everything that it has started. Imports the matrix and what
-is below it.
+The bisection is a program of its own, so that it ends with everything that it has started.
 """
 
 from __future__ import annotations
@@ -75,6 +74,7 @@ def command_for(
     named = [word for clone in clones for word in ("--clone", clone)]
     others = [f"{name}={version}" for name, version in change.cell.stack.items() if name != change.cell.package]
     if release is None:
+        # Several releases are new in this cell: the search is over days, which names the package as well.
         where, good, bad = ["days"], known.base.date.isoformat(), day.isoformat()
     elif commit is None:
         where = ["releases", "--package", release.package, "--rest", "fixed", "--with", *others]
@@ -84,12 +84,13 @@ def command_for(
             good, bad = commit.clone.tag_of(before), commit.commit.sha
         except BisectError as error:
             return str(error)
-        # What the release requires is installed beside the commits.
+        # Commits hide the release in the environment; what it requires is installed with it.
         others = [f"{commit.package}={before}", *others]
         where = ["commits", "--package", commit.package, "--allow-dirty", "--with", *others]
         named = ["--clone", str(commit.clone.path)]
     ends = ["--good", good, "--bad", bad]
     if change.kind is Kind.CURED:
+        # For a cure the earlier end is the bad one.
         ends = ["--good", bad, "--bad", good, "--find-fix"]
     return [
         *where,
@@ -112,9 +113,9 @@ def narrow(
         KeyboardInterrupt: when stopped, or out of time; every finished step is kept.
     """
     folder = layout.bisections
-    found = read_narrowed(change, folder, code_digest(layout))
-    if found is not None and found.found:
-        return found  # one that found nothing is tried again: it may have been the network, or the disk
+    narrowed = read_narrowed(change, folder, code_digest(layout))
+    if narrowed is not None and narrowed.found:
+        return narrowed  # one that found nothing is tried again: it may have been the network, or the disk
     command = [sys.executable, "-m", "pytest_trlcompat.bisect", *arguments]
     shown = f"trlcompat bisect {' '.join(_public(arguments))}"
     say(f"bisects: {change.sentence}")
@@ -124,11 +125,11 @@ def narrow(
     with open(log, "wb") as output:
         status = process.run(command, env=dict(os.environ), cwd=layout.root, output=output)
     write_whole(_code(folder, change), code_digest(layout) + "\n")
-    found = read_narrowed(change, folder, code_digest(layout)) if status == 0 else None
-    if found is None:
-        found = Narrowed(shown, reason=_end_of(log) or f"it ended with exit status {status}")
-        write_whole(_json(folder, change), json.dumps({"command": shown, "reason": found.reason}) + "\n")
-    return found
+    narrowed = read_narrowed(change, folder, code_digest(layout)) if status == 0 else None
+    if narrowed is None:
+        narrowed = Narrowed(shown, reason=_end_of(log) or f"it ended with exit status {status}")
+        write_whole(_json(folder, change), json.dumps({"command": shown, "reason": narrowed.reason}) + "\n")
+    return narrowed
 
 
 def read_narrowed(change: Change, folder: Path, code: str) -> Narrowed | None:
@@ -175,7 +176,7 @@ def _json(folder: Path, change: Change) -> Path:
 
 
 def _code(folder: Path, change: Change) -> Path:
-    """The digest of the code that a bisection ran with, beside what it found."""
+    """The file with the digest of the code that a bisection ran with."""
     return folder / f"{change.key}.code"
 
 

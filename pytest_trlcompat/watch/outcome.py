@@ -1,7 +1,4 @@
-"""What a watch has found out about a day, as its page and its JSON show it.
-
-Imports only the standard library, the catalogue and the report's model.
-"""
+"""What a watch has found out about a day, as its page and its JSON show it."""
 
 from __future__ import annotations
 
@@ -136,14 +133,14 @@ class Outcome:
             ],
             "base": self.base,
             "cells": {
-                each.cell.id: {
-                    "about": each.about,
-                    "stack": dict(each.stack),
-                    "state": self.cells[each.cell.id].sidecar.state if each.cell.id in self.cells else None,
-                    "seconds": self.cells[each.cell.id].sidecar.seconds if each.cell.id in self.cells else None,
-                    "verdicts": len(self.cells[each.cell.id].verdicts) if each.cell.id in self.cells else 0,
+                watched.cell.id: {
+                    "about": watched.about,
+                    "stack": dict(watched.stack),
+                    "state": self.cells[watched.cell.id].sidecar.state if watched.cell.id in self.cells else None,
+                    "seconds": self.cells[watched.cell.id].sidecar.seconds if watched.cell.id in self.cells else None,
+                    "verdicts": len(self.cells[watched.cell.id].verdicts) if watched.cell.id in self.cells else 0,
                 }
-                for each in self.plan
+                for watched in self.plan
             },
             "known_wrong": [_record(record) for record in self.known_wrong],
             "changes": [_change(change, cause) for cause in self.causes for change in cause.changes],

@@ -1,4 +1,4 @@
-"""The day's page as Markdown and HTML, and the texts to paste upstream. Imports ``jinja2``, by the report's pages."""
+"""The day's page as Markdown and HTML, and the texts to paste upstream."""
 
 from __future__ import annotations
 

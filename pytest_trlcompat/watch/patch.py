@@ -1,6 +1,6 @@
 """The patch that a person reviews and applies with ``git apply``: cells, locks, hashes, predictions.
 
-Nothing of the checkout is changed. Imports the matrix and what is below it.
+Nothing of the checkout is changed.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def make_patch(
 
 def unified(path: str, before: str, after: str) -> str:
     """A file's part of a patch as git reads it; a file without a text before is new."""
+    # git apply reads /dev/null as the name of a file that is not there yet.
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     lines = list(difflib.unified_diff(old, new, f"a/{path}" if old else "/dev/null", f"b/{path}"))
     if not lines:
@@ -90,17 +91,17 @@ def _new_cells(
     known = {cell.id for cell in matrix.cells}
     changed = {change.cell.cell.id for change, _ in changes}
     newest = _newest(tested)
-    found = []
+    new_cells = []
     for watched in tested:
         if watched.cell.id in known or newest is None:
             continue
         if watched is newest:
-            found.append((watched, "the newest release"))
+            new_cells.append((watched, "the newest release"))
         elif watched.cell.id in changed:
-            found.append((watched, f"{watched.release} alone, which changed something"))
+            new_cells.append((watched, f"{watched.release} alone, which changed something"))
         elif _is_new_by_its_day(watched, tested, newest):
-            found.append((watched, f"{watched.release} alone, a patch of an older series"))
-    return found
+            new_cells.append((watched, f"{watched.release} alone, a patch of an older series"))
+    return new_cells
 
 
 def _is_new_by_its_day(watched: WatchedCell, tested: Sequence[WatchedCell], newest: WatchedCell) -> bool:
@@ -109,11 +110,11 @@ def _is_new_by_its_day(watched: WatchedCell, tested: Sequence[WatchedCell], newe
     if release is None or Version(release.version) >= Version(newest.stack.get(release.package, release.version)):
         return False
     days = (
-        each.release.day
-        for each in tested
-        if each.release
-        and each.release.package == release.package
-        and each.release.version == newest.stack[release.package]
+        watched_cell.release.day
+        for watched_cell in tested
+        if watched_cell.release
+        and watched_cell.release.package == release.package
+        and watched_cell.release.version == newest.stack[release.package]
     )
     return release.day > next(days, datetime.date.min)
 
@@ -142,12 +143,12 @@ def _entry(watched: WatchedCell, why: str) -> str:
 def _add_hashes(
     matrix: Matrix, layout: WatchLayout, cells: Iterable[WatchedCell], before: dict[str, str], after: dict[str, str]
 ) -> None:
-    wanted = {line for each in cells for line in locks.lock_for(matrix, each.cell, layout).releases}
+    releases = {line for watched in cells for line in locks.lock_for(matrix, watched.cell, layout).releases}
     name = ".".join(matrix.python.split(".")[:2])
     path = f"fixtures/hashes/{name}.txt"
     text = (Layout(layout.root).hashes / f"{name}.txt").read_text(encoding="utf-8")
     known = hashes.read(Layout(layout.root).hashes / f"{name}.txt")
-    missing = sorted(wanted - set(known))
+    missing = sorted(releases - set(known))
     if missing:
         before[path] = text
         after[path] = hashes.text_of({**known, **hashes.ask(missing, matrix.python, index_alone=True)}, matrix.python)

@@ -1,9 +1,7 @@
 """Which cells follow from new releases: the newest of all, and each new release alone in the newest known stack.
 
-So is a commit of a local clone, which is no part of the newest of all.
-
-A cell follows from its releases alone, not from the day on which somebody asks, so that it is measured once. Imports
-the matrix, and the commits of clones.
+A commit of a local clone is tried alone as well, and is no part of the newest of all. A cell follows from its releases
+alone, not from the day on which somebody asks, so that it is measured once.
 """
 
 from __future__ import annotations
@@ -69,12 +67,13 @@ def make_plan(matrix: Matrix, layout: Layout, known: Known, new: Sequence[Releas
     """
     if not new:
         return []
-    order = sorted(new, key=lambda each: (each.package != "trl", each.package != "transformers"))
-    order.sort(key=lambda each: each.day, reverse=True)
+    order = sorted(new, key=lambda release: (release.package != "trl", release.package != "transformers"))
+    # A second, stable sort: releases of one day stay as the first one has put them.
+    order.sort(key=lambda release: release.day, reverse=True)
     everything = _newest_of_all(matrix, layout, new)
     # Afterwards, since the lock of a release alone holds what is no part of the stack, also where it is the newest.
     alone = [_alone(matrix, layout, known, release) for release in order]
-    if everything is None or any(dict(each.stack) == dict(everything.stack) for each in alone):
+    if everything is None or any(dict(watched.stack) == dict(everything.stack) for watched in alone):
         return alone  # the newest of all is one of them
     return [everything, *alone]
 
@@ -99,18 +98,18 @@ def _alone(matrix: Matrix, layout: Layout, known: Known, release: Release) -> Wa
     preferred = [line for line in base.requirements if line.partition("==")[0] != release.package]
     asked = matrix.requirements(Cell({release.package: release.version}, date))
     try:
-        found = compile_versions(matrix, asked, max(date, base.date), preferred)
+        packages = compile_versions(matrix, asked, max(date, base.date), preferred)
     except Unreachable:
         raise
     except Untestable:  # the cell itself says why, when it is run
         pins = {**{name: base.packages[name] for name in _NAMED}, release.package: release.version}
         pins = {name: pins[name] for name in ORDER if name in pins}
         return WatchedCell(Cell(pins, date), {}, release, known.previous(release.package, release.version))
-    stack = _of_stack(found)
+    stack = _of_stack(packages)
     cell = _fewest_pins(matrix, layout, stack, release.package, max(date, base.date))
     if _measured(layout, stack) is None:
         # What is no part of the stack stays as well, where the resolver would have taken what came out since.
-        _keep_lock(matrix, layout, cell, found)
+        _keep_lock(matrix, layout, cell, packages)
     return _watched(cell, stack, release, known)
 
 
@@ -124,8 +123,8 @@ def cell_of_commit(matrix: Matrix, layout: Layout, known: Known, commit: Watched
     date = max(commit.day + datetime.timedelta(days=1), base.date)
     preferred = [line for line in base.requirements if line.partition("==")[0] != package]
     asked = matrix.requirements(Cell({package: wheel.public}, date))
-    found = compile_versions(matrix, asked, date, preferred, wheels=[str(wheel.path.parent)])
-    packages = {**found, package: wheel.version}
+    resolved_packages = compile_versions(matrix, asked, date, preferred, wheels=[str(wheel.path.parent)])
+    packages = {**resolved_packages, package: wheel.version}
     stack = _of_stack(packages)
 
     def resolved(cell: Cell) -> Lock:
@@ -147,6 +146,7 @@ def _watched(cell: Cell, stack: Mapping[str, str], release: Release, known: Know
 
 def _newest_of_all(matrix: Matrix, layout: Layout, new: Iterable[Release]) -> WatchedCell | None:
     """``None`` where it cannot be resolved: each release alone then says why."""
+    # The resolver leaves out what came on the day itself: the day after is the first that has the release.
     date = max(release.day for release in new) + datetime.timedelta(days=1)
     try:
         stack = _of_stack(locks.resolve(matrix, Cell({}, date)).packages)
@@ -165,7 +165,7 @@ def _fewest_pins(
     date: datetime.date,
     resolved: Callable[[Cell], Lock | None] | None = None,
 ) -> Cell:
-    """A cell that resolves to a stack: one that was measured, or else as few pins as are needed beside its date.
+    """A cell that resolves to a stack: one that was measured, or else one with its date and as few pins as are needed.
 
     Args:
         resolved: what a cell resolves to, where not the index says it.
@@ -184,8 +184,11 @@ def _fewest_pins(
         lock = resolved(cell) if resolved is not None else _resolved(matrix, layout, cell)
         others = [dict(lock.packages) if lock is not None else {}]
         # That of a cell whose name it may not take.
-        others += [dict(each.lock) for each in read_sidecars(layout) if each.id == cell.id and each.state == TESTED]
+        others += [
+            dict(sidecar.lock) for sidecar in read_sidecars(layout) if sidecar.id == cell.id and sidecar.state == TESTED
+        ]
         needed = {name: version for name, version in stack.items() for other in others if other.get(name) != version}
+        # All is as in the stack, or differs though it is pinned, which another pin would not change.
         if not needed.keys() - pins.keys():
             return cell
         pins.update(needed)
@@ -210,8 +213,8 @@ def _keep_lock(matrix: Matrix, layout: Layout, cell: Cell, packages: Mapping[str
 
 def _measured(layout: Layout, stack: Mapping[str, str]) -> Sidecar | None:
     """A cell of the same stack that has its verdicts, whatever its name."""
-    found = (each for each in read_sidecars(layout) if each.state == TESTED)
-    return next((each for each in found if _of_stack(each.lock) == dict(stack)), None)
+    tested = (sidecar for sidecar in read_sidecars(layout) if sidecar.state == TESTED)
+    return next((sidecar for sidecar in tested if _of_stack(sidecar.lock) == dict(stack)), None)
 
 
 def _of_stack(packages: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Runs the cells of a watch, one after the other, each once. Imports the matrix alone."""
+"""Runs the cells of a watch, one after the other, each once."""
 
 from __future__ import annotations
 
@@ -89,6 +89,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         self._code = code_digest(self.layout)
+        # Those that stand before the first cell is run are another command's, and stay.
         self._stood = {path.name for path in self.layout.environments.glob("cell-*")}
 
     def run(self, cells: Sequence[WatchedCell], tested: Callable[[WatchedCell, Lock], None]) -> list[WatchedCell]:
@@ -153,10 +154,10 @@ class Runner:
         drop_unused(self.layout, self.say)
 
     def _locks(self, paths: Iterable[Path]) -> list[Lock]:
-        found = []
+        readable = []
         for path in paths:
             try:
-                found.append(locks.read_lock(path))
+                readable.append(locks.read_lock(path))
             except MatrixError as error:
                 self.say(str(error))
-        return found
+        return readable

@@ -73,16 +73,16 @@ class Watch:
         """The releases that it does not know, of the packages that are watched."""
         seen = self._all.before(self.options.day)
         if self.options.since is None:
-            found = new_releases(seen, self.known.versions)
+            releases = new_releases(seen, self.known.versions)
         else:
             versions = self._all.before(self.options.since).versions()
-            found = new_releases(seen, {package: frozenset(each) for package, each in versions.items()})
-        return [release for release in found if release.package in self.options.packages]
+            releases = new_releases(seen, {package: frozenset(listed) for package, listed in versions.items()})
+        return [release for release in releases if release.package in self.options.packages]
 
     @cached_property
     def _commits(self) -> tuple[list[WatchedCommit], list[str]]:
         """Those of local clones with their wheels, and a line for each that is left out."""
-        found, left_out = [], []
+        commits, left_out = [], []
         for asked in self.options.commits:
             try:
                 commit = asked.build(self.matrix.python, self.layout)
@@ -92,8 +92,8 @@ class Watch:
             if commit.is_released(self.known.versions.get(commit.package, ())):
                 self.say(f"{commit.package} {commit.commit.short} is release {commit.wheel.public}, which is known")
             else:
-                found.append(commit)
-        return found, left_out
+                commits.append(commit)
+        return commits, left_out
 
     @property
     def commits(self) -> list[WatchedCommit]:
@@ -138,15 +138,15 @@ class Watch:
     @cached_property
     def _of_commits(self) -> tuple[list[WatchedCell], list[str]]:
         """A cell for each commit, and a line for each that nothing can be resolved with."""
-        found, left_out = [], list(self._commits[1])
+        cells, left_out = [], list(self._commits[1])
         for commit in self.commits:
             try:
-                found.append(cell_of_commit(self.matrix, self.layout, self.known, commit))
+                cells.append(cell_of_commit(self.matrix, self.layout, self.known, commit))
             except Unreachable:
                 raise
             except Untestable as error:
                 left_out.append(f"{commit.release} cannot be installed in the newest known stack: {error}")
-        return found, left_out
+        return cells, left_out
 
     @cached_property
     def base(self) -> WatchedCell | None:
@@ -161,10 +161,12 @@ class Watch:
             cells = evidence.load(self.layout.evidence).cells
         except evidence.EvidenceError:
             return {}
-        found = next((cell for cell in cells if cell.id == self.known.base.cell_id), None)
-        if found is None or any(found.versions[name] != self.known.base.packages.get(name) for name in found.versions):
+        newest = next((cell for cell in cells if cell.id == self.known.base.cell_id), None)
+        if newest is None or any(
+            newest.versions[name] != self.known.base.packages.get(name) for name in newest.versions
+        ):
             return {}
-        return {key: (verdict, found.blocked_by.get(key, "")) for key, verdict in found.verdicts.items()}
+        return {key: (verdict, newest.blocked_by.get(key, "")) for key, verdict in newest.verdicts.items()}
 
     def run(self) -> Outcome:
         """Do what is left to do, within the bounds.
@@ -187,6 +189,7 @@ class Watch:
                 runner.remove_environments()
             for asked in self.options.commits:
                 asked.clean_up(self.layout)
+            # Wheels of these commits stay: the same command goes on with them.
             drop_others([commit.wheel for commit in self.commits], self.layout)
         return self.outcome()
 
@@ -205,7 +208,7 @@ class Watch:
         causes = tuple(self._causes(self.changes(reports)))
         account = self._account(causes)
         left = [*self._of_commits[1], *(f"{name} {reason}" for name, reason in account.refused.items())]
-        found = Outcome(
+        outcome = Outcome(
             day=self.options.day,
             since=self.options.since,
             new=tuple(self.new),
@@ -220,11 +223,11 @@ class Watch:
             due=len(account.due),
         )
         if self.options.since is not None:
-            return found  # a patch to the matrix of today does not follow from a past
+            return outcome  # a patch to the matrix of today does not follow from a past
         changes = [(change, cause.narrowed) for cause in causes for change in cause.changes]
-        tested = [each for each in self.plan if each.cell.id in reports and each.commit is None]
+        tested = [watched for watched in self.plan if watched.cell.id in reports and watched.commit is None]
         patch = make_patch(self.matrix, self.layout, tested, changes)
-        return replace(found, patch=patch.text, by_hand=patch.left_out)
+        return replace(outcome, patch=patch.text, by_hand=patch.left_out)
 
     @property
     def _cells(self) -> list[WatchedCell]:
@@ -248,9 +251,9 @@ class Watch:
 
     def changes(self, reports: Mapping[str, CellReport]) -> list[Change]:
         """What these cells show that nothing predicts, and the newest known stack does not show."""
-        return changes_in(self.plan, reports, self._given(reports))
+        return changes_in(self.plan, reports, self._base_verdicts(reports))
 
-    def _given(self, reports: Mapping[str, CellReport]) -> Verdicts:
+    def _base_verdicts(self, reports: Mapping[str, CellReport]) -> Verdicts:
         """The verdicts of the newest known stack."""
         return verdicts_of(reports.get(self.base.cell.id)) if self.base else self._published()
 
@@ -265,19 +268,19 @@ class Watch:
         """Changes with what is known of where they come from."""
         for alike in _by_cause(changes):
             arguments = self._arguments(alike[0])
-            found = self._measured_boundary(alike[0]) or read_narrowed(alike[0], self.layout.bisections, self._code)
-            if found is None and not isinstance(arguments, str):
+            narrowed = self._measured_boundary(alike[0]) or read_narrowed(alike[0], self.layout.bisections, self._code)
+            if narrowed is None and not isinstance(arguments, str):
                 yield Cause(alike, not_narrowed=f"{_LEFT}{alike[0].sentence}")
             else:
-                yield Cause(alike, found, arguments if found is None and isinstance(arguments, str) else "")
+                yield Cause(alike, narrowed, arguments if narrowed is None and isinstance(arguments, str) else "")
 
     def _measured_boundary(self, change: Change) -> Narrowed | None:
         if self.options.clones or change.cell.release is None or change.cell.commit is not None:
             return None  # a search goes on to the commit, or there is more than one release
         sidecar = sidecar_of(change.cell.cell, self.layout)
         releases = self._all.versions().get(change.cell.release.package, ())
-        given = self._given(self.reports())
-        return measured_boundary(change, self.known.base, given, sidecar.lock if sidecar else {}, releases)
+        base_verdicts = self._base_verdicts(self.reports())
+        return measured_boundary(change, self.known.base, base_verdicts, sidecar.lock if sidecar else {}, releases)
 
     def _arguments(self, change: Change) -> list[str] | str:
         if not self.options.narrow:
@@ -313,12 +316,12 @@ class Watch:
         return f"was measured {why}, and not again" if why else ""
 
     def _remarks(self) -> Mapping[str, list[str]]:
-        found = {
+        remarks = {
             str(watched.release): sources.read_remarks(self.layout.results / f"{watched.cell.id}.remarks.json")
             for watched in self.plan
             if watched.release is not None
         }
-        return {release: lines for release, lines in found.items() if lines}
+        return {release: lines for release, lines in remarks.items() if lines}
 
 
 _LEFT = "not bisected yet: "

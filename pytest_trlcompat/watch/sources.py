@@ -64,19 +64,20 @@ def _moved_points(release: Release, folder: Path) -> Iterator[str]:
 def _unknown_fields(release: Release, folder: Path) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as temporary:
         unpacked = Path(temporary, f"{release.package}=={release.version}")
+        # walk reads release and version from the folder's name, as of one that was unpacked for it.
         unpacked.symlink_to(folder.resolve())
         try:
-            found = walk.problems(walk.config_classes(unpacked), fields.load())
+            problems = walk.problems(walk.config_classes(unpacked), fields.load())
         except walk.WalkError as error:
             yield f"its config fields cannot be read: {error}"
             return
-    yield from (line for line in found if _UNPLACED in line)
+    yield from (line for line in problems if _UNPLACED in line)
 
 
 def _undecided_branches(release: Release, folder: Path) -> Iterator[str]:
     entries = decision_table.load()
     for package, version, files in decisions.installed([str(folder)]):
         if package == release.package:
-            for found in decisions.scan(package, version, files):
-                if decision_table.decide(found, entries) is None:
-                    yield f"nobody has decided about a branch for one kind of accelerator: {found.describe()}"
+            for branch in decisions.scan(package, version, files):
+                if decision_table.decide(branch, entries) is None:
+                    yield f"nobody has decided about a branch for one kind of accelerator: {branch.describe()}"

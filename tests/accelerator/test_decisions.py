@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat.accelerator import branches, decision_table, decisions
-from pytest_trlcompat.accelerator.decision_table import Decision, DecisionError, Entry, Found
+from pytest_trlcompat.accelerator.decision_table import Decision, DecisionError, Entry, LocatedBranch
 from pytest_trlcompat.accelerator.decisions_page import page
 
 ROOT = Path(__file__).parents[2]
@@ -37,10 +37,10 @@ def adaptations() -> set[str]:
     return {item.id for value in table.values if isinstance(value, ast.Tuple) for item in value.elts}  # type: ignore[attr-defined]
 
 
-def found(version: str = "1.0.0", file: str = "trainer/sft_trainer.py", condition: str | None = None) -> Found:
+def found(version: str = "1.0.0", file: str = "trainer/sft_trainer.py", condition: str | None = None) -> LocatedBranch:
     text = "args.distributed_state.distributed_type in ['MULTI_GPU', 'DEEPSPEED']" if condition is None else condition
     branch = branches.Branch(branches.Kind.CUDA, text, "SFTTrainer.__init__", 7, 8, 8, "body")
-    return Found("trl", version, file, branch)
+    return LocatedBranch("trl", version, file, branch)
 
 
 def test_the_table_names_every_adaptation_and_no_other() -> None:
@@ -84,7 +84,9 @@ def test_every_package_and_every_decision_has_entries() -> None:
         (found(condition="distributed_type in ['MULTI_XPU']"), False),
     ],
 )
-def test_an_entry_holds_for_its_releases_places_and_conditions(tmp_path: Path, branch: Found, holds: bool) -> None:
+def test_an_entry_holds_for_its_releases_places_and_conditions(
+    tmp_path: Path, branch: LocatedBranch, holds: bool
+) -> None:
     (tmp_path / "table.toml").write_text(ENTRY)
     (entry,) = entries = decision_table.load(tmp_path / "table.toml")
     assert entry.holds_for(branch) is holds
@@ -94,8 +96,8 @@ def test_an_entry_holds_for_its_releases_places_and_conditions(tmp_path: Path, b
 def test_dots_and_brackets_are_no_patterns() -> None:
     entry = Entry("trl", "", ("a.py::f",), ("x in ['npu']",), Decision.HARMLESS, "")
     branch = branches.Branch(branches.Kind.NPU, "x in 'n'", "f", 1, 1, 1, "body")
-    assert not entry.holds_for(Found("trl", "1.0", "a.py", branch))
-    assert not entry.holds_for(Found("trl", "1.0", "axpy", branch))
+    assert not entry.holds_for(LocatedBranch("trl", "1.0", "a.py", branch))
+    assert not entry.holds_for(LocatedBranch("trl", "1.0", "axpy", branch))
 
 
 @pytest.mark.parametrize(

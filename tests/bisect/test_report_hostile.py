@@ -55,7 +55,7 @@ def made(said: str, output: str, name: str = "") -> Result:
         notes=[said],
     )
     bad = Observation(failed={"command": failure}, evidence={"command": {"output": output}})
-    steps = [Step("commits", after, "2", Answer.BAD, said, bad, kept=False)]
+    steps = [Step("commits", after, "2", Answer.BAD, said, bad, from_journal=False)]
     return Result({}, f"`python {said}`", f"trlcompat bisect --command '{output}'", culprit, steps, 1.0)
 
 

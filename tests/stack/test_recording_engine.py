@@ -115,8 +115,8 @@ def test_it_computes_with_the_weights_that_it_was_given(tiny: TinyModel) -> None
         torch.tensor([PROMPTS[0]]), max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0
     )
     assert greedy(llm) == expected[0, len(PROMPTS[0]) :].tolist() != before
-    assert [given.name for given in llm._model.given] == [name for name, _ in weights]
-    assert llm._model.given[0].shape == tuple(weights[0][1].shape)
+    assert [weight.name for weight in llm._model.received] == [name for name, _ in weights]
+    assert llm._model.received[0].shape == tuple(weights[0][1].shape)
 
 
 def with_other_weights(llm: Any, network: Any) -> None:

@@ -230,7 +230,7 @@ def test_where_nothing_is_new_nothing_is_resolved_or_run(
     assert status == 0
     assert said.startswith("nothing new as of 2026-06-02")
     assert sorted(asked) == ["accelerate", "datasets", "peft", "torch", "transformers", "trl"]  # once each, by no uv
-    assert not checkout.kept.exists()
+    assert not checkout.folder.exists()
 
 
 def test_new_releases_are_run_once_and_a_page_is_left(

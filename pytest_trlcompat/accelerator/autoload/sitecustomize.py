@@ -1,7 +1,7 @@
 """Load the software accelerator with torch 2.4, which does not load a backend by itself as later releases do.
 
-Python imports this when it starts, because it lies on ``PYTHONPATH`` in front of everything else. So it first runs the
-one that it hides, and then waits for torch.
+Python imports this module when it starts, because it lies on ``PYTHONPATH`` in front of everything else. So the module
+runs the ``sitecustomize`` that it hides, and has torch_npu imported after torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Candidates: where they come from, and the context in which each one is tested.
 
 ``releases``: the releases of a package; ``stacks``: whole stacks, day by day; ``commits``: the commits of a clone.
-Imports only the standard library and the matrix.
 """
 
 from __future__ import annotations
@@ -99,8 +98,8 @@ class PreparedCandidate:
     """A candidate whose versions are known.
 
     Attributes:
-        identity: of all that an observation depends on beside the predicate. Candidates of equal identity (two days
-            without a release between them) are tested once.
+        identity: a digest of all that an observation depends on, apart from the predicate. Candidates of equal identity
+            (two days without a release between them) are tested once.
         lock: ``None`` for commits of a repository that is no package of the stack.
         context: makes the execution context, and removes afterwards what only this candidate needed.
     """
@@ -130,7 +129,7 @@ class Source(Protocol):
 
 
 def lock_exactly(matrix: Matrix, label: str, versions: Mapping[str, str], date: datetime.date) -> Lock:
-    """A lock of exactly these versions, and whatever they need beside them as of ``date``.
+    """A lock of exactly these versions, and of whatever else they need as of ``date``.
 
     Raises:
         Untestable: when they are incompatible; the text is the resolver's reason.
@@ -140,7 +139,7 @@ def lock_exactly(matrix: Matrix, label: str, versions: Mapping[str, str], date: 
 
 
 def lock_near(matrix: Matrix, label: str, pins: Mapping[str, str], base: Lock) -> Lock:
-    """``base`` with the versions of ``pins``; the stack's other packages are held, further ones move only if they must.
+    """``base`` with the versions of ``pins``. Other packages of the stack stay, and the rest moves only if it must.
 
     Raises:
         Untestable: when they are incompatible; the text is the resolver's reason.

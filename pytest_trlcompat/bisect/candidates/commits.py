@@ -1,8 +1,7 @@
 """Candidates: the commits of a local git clone, whose checkout is not touched.
 
 A commit of a package of the stack is installed into a folder of its own, which hides the release in the environment
-that all commits share; a commit of anything else is tested in its own files. Imports only the standard library and the
-matrix.
+that all commits share. A commit of anything else is tested in its own files.
 """
 
 from __future__ import annotations
@@ -93,6 +92,7 @@ class Clone:
             BisectError: for a revision that the clone does not have.
         """
         answer = self._git(
+            # What a person typed is a revision, even if it begins with a dash.
             *("log", "-1", "--format=%H%x09%cs%x09%s", "--end-of-options", f"{revision}^{{commit}}", "--"),
             failure=f"{self.named}: unknown revision {revision!r}; fetch it (git fetch --tags), or name another",
         )
@@ -112,18 +112,18 @@ class Clone:
             f"{self.named}: no tag for release {version}, such as v{version}; fetch the tags: git fetch --tags"
         )
 
-    def base(self, one: str, other: str) -> Commit:
+    def base(self, commit: str, other: str) -> Commit:
         """The commit at which two histories diverged; the earlier commit when they did not.
 
         Raises:
             BisectError: when their histories have nothing in common.
         """
-        found = self._git(
-            *("merge-base", one, other),
-            failure=f"{self.named}: {one} and {other} have no common history; if the clone is shallow, run: "
+        merge_base = self._git(
+            *("merge-base", commit, other),
+            failure=f"{self.named}: {commit} and {other} have no common history; if the clone is shallow, run: "
             "git fetch --unshallow",
         )
-        return self.commit(found.strip())
+        return self.commit(merge_base.strip())
 
     def history(self, first: str, last: str) -> list[Commit]:
         """From ``first`` to ``last`` along the first parents, both included; a merge commit counts as one commit.
@@ -141,6 +141,7 @@ class Clone:
             BisectError: when git cannot create it.
         """
         try:
+            # --force: a killed worker may have left an entry for this folder, with or without its files.
             self._change_worktrees(folder.parent, "add", "--force", "--quiet", "--detach", str(folder), commit.sha)
             yield folder
         finally:
@@ -149,6 +150,7 @@ class Clone:
     def remove_worktree(self, folder: Path) -> None:
         """Remove a worktree, also one that git does not know."""
         with contextlib.suppress(BisectError):
+            # The second --force removes a worktree that git holds for locked.
             self._change_worktrees(folder.parent, "remove", "--force", "--force", str(folder))
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -159,15 +161,16 @@ class Clone:
         known = [Path(line.partition(" ")[2]) for line in lines if line.startswith("worktree ")]
         return [folder for folder in known if folder.parent == below.resolve()]
 
-    def remove_worktrees(self, below: Path, *, own: bool) -> int:
-        """Remove those in a folder whose process has ended; returns how many.
+    def remove_worktrees(self, below: Path, *, own_too: bool) -> int:
+        """Remove the worktrees in a folder whose process has ended, and return how many.
 
         Args:
-            own: also those of this process, which is done with them.
+            own_too: also those of this process, which is done with them.
         """
         count = 0
+        # git lists worktrees whose files are gone, and may not know a folder whose adding was interrupted.
         for folder in {*self.worktrees(below), *below.glob("tree-*")}:
-            if is_over(folder.name.rpartition("-")[2], own=own):
+            if is_over(folder.name.rpartition("-")[2], own_too=own_too):
                 self.remove_worktree(folder)
                 count += 1
         return count
@@ -185,6 +188,7 @@ class Clone:
         # The owner's hooks must not run.
         settings = ("-c", "core.hooksPath=/dev/null", "-c", "log.showSignature=false")
         command = ["git", "-C", str(self.path), *settings, *arguments]
+        # No download of large files, no lock for a refreshed index in the owner's clone, messages in English.
         variables = {**inherited, "GIT_LFS_SKIP_SMUDGE": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
         try:
             done = subprocess.run(
@@ -212,15 +216,15 @@ def commits_between(clone: Clone, first: str, last: str) -> tuple[list[Commit], 
     Raises:
         BisectError: for unknown revisions, or when ``last`` comes before ``first``.
     """
-    one, other = clone.commit(first), clone.commit(last)
-    base = clone.base(one.sha, other.sha)
-    if base.sha == other.sha and one.sha != other.sha:
+    start, other = clone.commit(first), clone.commit(last)
+    base = clone.base(start.sha, other.sha)
+    if base.sha == other.sha and start.sha != other.sha:
         raise BisectError(
             f"{clone.named}: {last} is an ancestor of {first}; the bad commit must be the later one, with "
             "--find-fix the good one: swap --good and --bad, or add or remove --find-fix"
         )
     note = ""
-    if base.sha != one.sha:
+    if base.sha != start.sha:
         note = f"{first} is on another branch than {last}; the search starts at {base.short}, where they diverged"
     return clone.history(base.sha, other.sha), note
 
@@ -280,13 +284,14 @@ class Commits:
                 shutil.rmtree(overlay, ignore_errors=True)
                 with self.clone.worktree(commit, self._worktree_folder(commit)) as files:
                     _install(files, overlay, environment)
+                # Last, so that an interrupted installation is made again.
                 (overlay / _STAMP).touch()
         return overlay
 
     def clean_up(self) -> None:
         """Remove the files of commits whose process has ended, or is this one, which is done with them."""
         with deferred_signals():
-            self.clone.remove_worktrees(self.work.resolve(), own=True)
+            self.clone.remove_worktrees(self.work.resolve(), own_too=True)
 
     def _worktree_folder(self, commit: Commit) -> Path:
         """Of this process alone: two commands may need the files of the same commit at the same time."""
@@ -297,15 +302,15 @@ class Commits:
         return f"{commit.sha[:12]}-{hashlib.sha256(source.encode()).hexdigest()[:8]}"
 
 
-def is_over(process: str, *, own: bool) -> bool:
+def is_over(process: str, *, own_too: bool) -> bool:
     """Whether a process has ended, by the number in a folder's name.
 
     Args:
-        own: what this process counts as.
+        own_too: whether this process counts as ended.
     """
     if not process.isdigit():
         return True  # of a release that wrote no number
-    return own if int(process) == os.getpid() else not _processes.is_alive(int(process))
+    return own_too if int(process) == os.getpid() else not _processes.is_alive(int(process))
 
 
 @contextlib.contextmanager

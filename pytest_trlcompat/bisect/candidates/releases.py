@@ -1,7 +1,7 @@
 """Candidates: the releases of one package, as the registry lists them.
 
 pip lists the releases, with its own settings: uv resolves but does not list. At its highest verbosity pip also names
-the files that it skips because they were yanked. Imports only the standard library, ``packaging`` and the matrix.
+the files that it skips because they were yanked.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Releases:
-    """Releases of ``package`` beside the pins of ``others``.
+    """Releases of ``package`` together with the pins of ``others``.
 
     Attributes:
         base: the rest of the stack is this lock's, moved only where it must; ``None``: each release gets the rest of
@@ -108,11 +108,11 @@ class Releases:
         """Environments stay."""
 
 
-def list_releases(package: str, python: str, kept: Path) -> Listing:
+def list_releases(package: str, python: str, cache: Path) -> Listing:
     """Ask the registry for a package's releases.
 
     Args:
-        kept: a file with the newest listing, which is used where the registry cannot be reached.
+        cache: a file with the newest listing, which is used if the registry cannot be reached.
 
     Raises:
         BisectError: when there is neither.
@@ -126,10 +126,10 @@ def list_releases(package: str, python: str, kept: Path) -> Listing:
     if done.returncode == 0:
         listing = parse_listing(package, done.stdout + done.stderr, today)
         if listing.versions:
-            write_whole(kept, listing.to_json())
+            write_whole(cache, listing.to_json())
             return listing
-    if kept.is_file():
-        raw = json.loads(kept.read_text(encoding="utf-8"))
+    if cache.is_file():
+        raw = json.loads(cache.read_text(encoding="utf-8"))
         return Listing(package, tuple(raw["versions"]), dict(raw["yanked"]), raw["day"])
     raise BisectError(
         f"the releases of {package} could not be listed: {_reason(done.stderr or done.stdout)}\n"
@@ -148,6 +148,7 @@ def releases_between(listing: Listing, first: str, last: str, *, pre: bool = Fal
         BisectError: for an end that the registry does not have, with the versions near it.
     """
     everything = sorted({*listing.versions, *listing.yanked}, key=Version)
+    # 1.0 and 1.0.0 are one version: an end is found however it was written.
     by_value = {Version(text): text for text in everything}
     ends = []
     for end in (first, last):
@@ -177,8 +178,8 @@ def _nearest(everything: Sequence[str], version: Version) -> list[str]:
 
 def parse_listing(package: str, output: str, day: str) -> Listing:
     """Read what ``pip index versions --pre -vvv`` prints."""
-    found = _VERSIONS.search(output)
-    texts = [text.strip() for text in found[1].split(",")] if found else []
+    listed = _VERSIONS.search(output)
+    texts = [text.strip() for text in listed[1].split(",")] if listed else []
     versions = sorted((text for text in texts if _version(text) is not None), key=Version)
     yanked: dict[str, str] = {}
     for match in _YANKED.finditer(output):
@@ -212,8 +213,8 @@ def _version_of_file(name: str) -> Version | None:
 
 
 def _reason(output: str) -> str:
-    wanted = re.compile(
+    telling = re.compile(
         r"^(?:ERROR:|WARNING: Retrying|error:)|^\s+Caused by:|Could not|network|No matching", re.IGNORECASE
     )
-    lines = [line.strip() for line in output.splitlines() if wanted.search(line)]
+    lines = [line.strip() for line in output.splitlines() if telling.search(line)]
     return " / ".join(dict.fromkeys(lines[-3:])) or "pip gave no reason"

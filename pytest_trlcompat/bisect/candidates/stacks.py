@@ -1,7 +1,4 @@
-"""Candidates: whole stacks, as the registry was on each day, or one lock with some packages of another.
-
-Imports only the standard library and the matrix.
-"""
+"""Candidates: whole stacks, as the registry was on each day, or one lock with some packages of another."""
 
 from __future__ import annotations
 

@@ -13,8 +13,6 @@ after all of them were given again. It records each weight that it was given and
 What it cannot show: anything of vLLM's scheduler, paged attention and kernels, of tensor parallelism, quantization,
 images, chats, adapters as requests, structured outputs, and of NCCL. A name that it lacks is an ``ImportError`` or an
 ``AttributeError``; an argument that it would have to ignore, a ``NotImplementedError``.
-
-Imports the standard library and ``packaging``.
 """
 
 from __future__ import annotations

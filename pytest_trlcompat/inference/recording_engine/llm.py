@@ -1,4 +1,4 @@
-"""The engine itself: ``LLM`` and its worker, as TRL calls them. Imports torch and Transformers inside functions."""
+"""The engine itself: ``LLM`` and its worker, as TRL calls them."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class _Prefixes:
     size: int
     _kept: dict[tuple[int, ...], _Block] = field(default_factory=dict)
 
-    def found(self, prompt: Sequence[int]) -> list[_Block]:
+    def blocks_of(self, prompt: Sequence[int]) -> list[_Block]:
         """The blocks with which a prompt begins, without its last token."""
         blocks = []
         for end in range(self.size, len(prompt), self.size):
@@ -150,6 +150,7 @@ class _Prefixes:
             name = tuple(tokens[: first + self.size])
             if name not in self._kept:
                 if len(self._kept) >= _MOST_BLOCKS:
+                    # The oldest block: a dictionary keeps the order of insertion.
                     del self._kept[next(iter(self._kept))]
                 pieces = [[part[..., first : first + self.size, :].clone() for part in layer] for layer in layers]
                 self._kept[name] = _Block([(keys, values) for keys, values in pieces], version)
@@ -282,10 +283,12 @@ class LLM:
         self._model.check_awake()
         if self._asleep:
             raise RuntimeError(f"the recording engine sleeps: {', '.join(sorted(self._asleep))}")
-        given = prompts if isinstance(prompts, list) else [prompts]
+        prompt_list = prompts if isinstance(prompts, list) else [prompts]
         params = sampling_params or SamplingParams()
-        each = params if isinstance(params, Sequence) else [params] * len(given)
-        return [self._complete(prompt, one) for prompt, one in zip(given, each, strict=True)]
+        params_of_prompts = params if isinstance(params, Sequence) else [params] * len(prompt_list)
+        return [
+            self._complete(prompt, of_prompt) for prompt, of_prompt in zip(prompt_list, params_of_prompts, strict=True)
+        ]
 
     def _complete(self, prompt: Any, params: SamplingParams) -> RequestOutput:
         text, ids = self._ids(prompt)
@@ -317,14 +320,14 @@ class LLM:
         text = self._tokenizer.decode(tokens, skip_special_tokens=True)
         if params.logprobs is None:
             return CompletionOutput(index, text, tokens, None, None, reason)
-        total = sum(each[token].logprob for each, token in zip(returned, tokens, strict=True))
+        total = sum(candidates[token].logprob for candidates, token in zip(returned, tokens, strict=True))
         return CompletionOutput(index, text, tokens, returned, total, reason)
 
     def _tokens(
         self, prompt: list[int], params: SamplingParams, generator: torch.Generator, most: int
     ) -> tuple[list[int], list[dict[int, Logprob]], str]:
         """Tokens, the log-probabilities to return, and why it ended."""
-        past, found = self._past(prompt)
+        past, blocks = self._past(prompt)
         tokens: list[int] = []
         logprobs: list[float] = []
         returned: list[dict[int, Logprob]] = []
@@ -347,9 +350,10 @@ class LLM:
             if token in ends or any(stop in self._tokenizer.decode(tokens) for stop in stops):
                 reason = "stop"
                 break
-        version = min(block.version for block in [*found, _Block((), self._model.version)])
-        self._prefixes.keep([*prompt, *tokens[:-1]], past, version, len(found))
-        stale = self._prefixes.size * sum(block.version < self._model.version for block in found)
+        # What was computed from a stale block is as stale as that.
+        version = min(block.version for block in [*blocks, _Block((), self._model.version)])
+        self._prefixes.keep([*prompt, *tokens[:-1]], past, version, len(blocks))
+        stale = self._prefixes.size * sum(block.version < self._model.version for block in blocks)
         self.asked.append(Asked(list(prompt), list(tokens), logprobs, stale))
         return tokens, returned, reason
 
@@ -357,15 +361,15 @@ class LLM:
         """Keys and values of all but the last token of a prompt, and the blocks of them that were not computed now."""
         from transformers import DynamicCache
 
-        found = self._prefixes.found(prompt)
+        blocks = self._prefixes.blocks_of(prompt)
         past = DynamicCache()
-        for block in found:
+        for block in blocks:
             for number, (keys, values) in enumerate(block.layers):
                 past.update(keys, values, number)
-        rest = prompt[len(found) * self._prefixes.size : -1]
+        rest = prompt[len(blocks) * self._prefixes.size : -1]
         if rest:
             past, _ = self._forward(rest, past)
-        return past, found
+        return past, blocks
 
     def _forward(self, ids: Sequence[int], past: Any) -> tuple[Any, torch.Tensor]:
         import torch
@@ -397,11 +401,11 @@ def _ends(path: str, config: Any, tokenizer: Any) -> set[int]:
     from transformers import GenerationConfig
 
     try:
-        found = GenerationConfig.from_pretrained(path).eos_token_id
+        eos = GenerationConfig.from_pretrained(path).eos_token_id
     except OSError:
-        found = config.eos_token_id
-    ids = found if isinstance(found, list) else [found]
-    return {each for each in (*ids, tokenizer.eos_token_id) if each is not None}
+        eos = config.eos_token_id
+    ids = eos if isinstance(eos, list) else [eos]
+    return {token for token in (*ids, tokenizer.eos_token_id) if token is not None}
 
 
 engine_weights.offer(Worker, LLM)

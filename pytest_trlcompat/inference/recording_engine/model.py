@@ -1,7 +1,4 @@
-"""The engine's model: the network of a checkpoint, built by Transformers, with the weights that it is given.
-
-Imports torch and Transformers inside functions.
-"""
+"""The engine's model: the network of a checkpoint, built by Transformers, with the weights that it is given."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Given", "RecordingModel"]
+__all__ = ["ReceivedWeight", "RecordingModel"]
 
 
 @dataclass(frozen=True)
-class Given:
+class ReceivedWeight:
     """A weight as it was handed over."""
 
     name: str
@@ -31,7 +28,7 @@ class RecordingModel:
     Attributes:
         network: Transformers' module. Its parameters' names are those of a checkpoint, where vLLM has some layers as
             one.
-        given: every weight that it was handed, in order, those of the checkpoint not among them.
+        received: every weight that it was handed, in order, those of the checkpoint not among them.
         version: goes up with every weight.
     """
 
@@ -47,7 +44,7 @@ class RecordingModel:
         # By its class: what from_pretrained and from_config build, DeepSpeed partitions under ZeRO-3.
         self.network = AutoModelForCausalLM._model_mapping[type(config)](config).to(self.dtype).eval()
         self.config = config
-        self.given: list[Given] = []
+        self.received: list[ReceivedWeight] = []
         self.version = 0
         self._asleep = False
         self._discarded: set[str] = set()
@@ -69,7 +66,7 @@ class RecordingModel:
         """
         loaded = set()
         for name, weight in weights:
-            self.given.append(Given(name, str(weight.dtype), tuple(weight.shape)))
+            self.received.append(ReceivedWeight(name, str(weight.dtype), tuple(weight.shape)))
             if self._load(name, weight):
                 loaded.add(name)
         return loaded
@@ -94,6 +91,7 @@ class RecordingModel:
             self._discarded = {name for name, _ in self.named_parameters()}
             with torch.no_grad():
                 for _, parameter in self.named_parameters():
+                    # So that whoever computes with discarded weights sees it.
                     parameter.fill_(torch.nan)
 
     def wake_up(self) -> None:
@@ -117,6 +115,7 @@ class RecordingModel:
 
         if self._asleep:
             raise RuntimeError(f"{name} was given to a recording engine that sleeps: its weights' memory is released")
+        # The embeddings are the output head, and come under their own name.
         if name == "lm_head.weight" and self.config.tie_word_embeddings:
             return False
         parameter = dict(self.named_parameters())[name]
@@ -129,12 +128,12 @@ class RecordingModel:
         return True
 
 
-def _dtype(config: Any, wanted: str) -> torch.dtype:
+def _dtype(config: Any, requested: str) -> torch.dtype:
     """As vLLM on a CPU chooses it: bfloat16 for a checkpoint in float32, unless told otherwise."""
     import torch
 
-    if wanted != "auto":
-        return getattr(torch, str(wanted).removeprefix("torch."))
-    found = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
-    found = getattr(torch, found) if isinstance(found, str) else found
-    return torch.bfloat16 if found is torch.float32 else found
+    if requested != "auto":
+        return getattr(torch, str(requested).removeprefix("torch."))
+    dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    return torch.bfloat16 if dtype is torch.float32 else dtype

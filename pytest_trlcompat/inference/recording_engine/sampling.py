@@ -1,4 +1,4 @@
-"""How a token is chosen: vLLM's sampling parameters, and what they do to the logits. Imports torch inside functions."""
+"""How a token is chosen: vLLM's sampling parameters, and what they do to the logits."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class SamplingParams:
     structured_outputs: object = None
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if each.name in _NOT_OFFERED and getattr(self, each.name) != each.default:
-                raise NotImplementedError(f"the recording engine, which stands for vLLM, has no {each.name}")
+        for parameter in fields(self):
+            if parameter.name in _NOT_OFFERED and getattr(self, parameter.name) != parameter.default:
+                raise NotImplementedError(f"the recording engine, which stands for vLLM, has no {parameter.name}")
         wrong = {
             "n": self.n < 1,
             "repetition_penalty": self.repetition_penalty <= 0,
@@ -97,7 +97,10 @@ def processed(logits: torch.Tensor, params: SamplingParams, seen: list[int]) -> 
         ids = torch.tensor(sorted(set(seen)))
         repeated = logits[ids]
         logits[ids] = torch.where(
-            repeated > 0, repeated / params.repetition_penalty, repeated * params.repetition_penalty
+            # Less likely either way: a logit above 0 is divided, one below 0 multiplied.
+            repeated > 0,
+            repeated / params.repetition_penalty,
+            repeated * params.repetition_penalty,
         )
     if params.temperature < _GREEDY:
         return logits.log_softmax(-1)
@@ -109,6 +112,7 @@ def processed(logits: torch.Tensor, params: SamplingParams, seen: list[int]) -> 
         logits[logits < logits.topk(params.top_k).values[-1]] = -torch.inf
     if params.top_p < 1:
         ordered, places = logits.sort(descending=True)
+        # The mass before a token, so that the one that crosses top_p stays.
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
         logits[places[before >= params.top_p]] = -torch.inf
     return logits.log_softmax(-1)
@@ -126,4 +130,7 @@ def choose(logprobs: torch.Tensor, params: SamplingParams, generator: torch.Gene
 def with_logprobs(logprobs: torch.Tensor, token: int, count: int) -> dict[int, Logprob]:
     """The chosen token's, and those of the ``count`` most probable ones."""
     chosen = [token, *logprobs.topk(count).indices.tolist()] if count else [token]
-    return {each: Logprob(float(logprobs[each]), int((logprobs > logprobs[each]).sum()) + 1) for each in chosen}
+    return {
+        candidate: Logprob(float(logprobs[candidate]), int((logprobs > logprobs[candidate]).sum()) + 1)
+        for candidate in chosen
+    }

@@ -26,7 +26,7 @@ class Array:
     """The rows, each group with what the ones before leave.
 
     Attributes:
-        of_their_day: each release of TRL that has no cell, beside what was newest on its day.
+        of_their_day: each release of TRL that has no cell, with what was newest on its day.
         each_release: of the rows that have every other pair, as few as have every other release that has no cell.
         each_pair: the rest of these rows.
         left_out: releases that can stand in no cell at all.
@@ -46,8 +46,8 @@ def build(space: Space, measured: Sequence[Row]) -> Array:
     """
     rows = [row for row in dict.fromkeys(measured) if space.holds(row)]
     have = {row[0] for row in rows}
-    found = (_of_its_day(space, version) for version in space.columns[0] if version not in have)
-    days = [row for row in found if row is not None]
+    rows_of_their_day = (_of_its_day(space, version) for version in space.columns[0] if version not in have)
+    days = [row for row in rows_of_their_day if row is not None]
     pairs = _every_pair(space, [*rows, *days])
     once = _every_release(pairs, [*rows, *days])
     usable = {(pair[side], pair[side + 1]) for pair in space.possible for side in (0, 2)}
@@ -65,20 +65,22 @@ def _of_its_day(space: Space, version: str) -> Row | None:
     day = space.day(0, version)
     orders = [[version]]
     for column, versions in enumerate(space.columns[1:], 1):
-        there = [each for each in reversed(versions) if space.day(column, each) <= day]
-        orders.append([*there, *(each for each in versions if each not in there)])
+        there = [release for release in reversed(versions) if space.day(column, release) <= day]
+        orders.append([*there, *(release for release in versions if release not in there)])
     return next(filter(space.holds, itertools.product(*orders)), None)
 
 
 def _every_release(rows: Sequence[Row], before: Sequence[Row]) -> tuple[Row, ...]:
     """Some of the rows, so that each release of them that is not in the rows before has one: most new ones first."""
-    missing = {each for row in rows for each in enumerate(row)} - {each for row in before for each in enumerate(row)}
-    found = []
+    missing = {release for row in rows for release in enumerate(row)} - {
+        release for row in before for release in enumerate(row)
+    }
+    chosen = []
     while missing:
         best = max(rows, key=lambda row: len(missing.intersection(enumerate(row))))  # the first of the best
         missing.difference_update(enumerate(best))
-        found.append(best)
-    return tuple(found)
+        chosen.append(best)
+    return tuple(chosen)
 
 
 def _every_pair(space: Space, rows: Sequence[Row]) -> list[Row]:
@@ -86,19 +88,21 @@ def _every_pair(space: Space, rows: Sequence[Row]) -> list[Row]:
     constraints = [
         {
             "operator": "fn",
-            "requires": [PACKAGES[one], PACKAGES[other]],
-            "evaluate": lambda row, one=one, other=other: (
-                (one, row[PACKAGES[one]], other, row[PACKAGES[other]]) in space.allowed
+            "requires": [PACKAGES[first], PACKAGES[other]],
+            # The defaults bind this pair: without them every function would see the last pair of the loop.
+            "evaluate": lambda row, first=first, other=other: (
+                (first, row[PACKAGES[first]], other, row[PACKAGES[other]]) in space.allowed
             ),
         }
-        for one, other in itertools.combinations(range(len(PACKAGES)), 2)
+        for first, other in itertools.combinations(range(len(PACKAGES)), 2)
     ]
-    made = make(
+    array = make(
         dict(zip(PACKAGES, map(list, space.columns), strict=True)),
         strength=2,
         salt=_SEED,
         constraints=constraints,
+        # Rows that have a cell count as part of the array, so that only pairs without one are added.
         presets=[dict(zip(PACKAGES, row, strict=True)) for row in rows],
     )
-    found = dict.fromkeys(tuple(str(row[package]) for package in PACKAGES) for row in made)
-    return [row for row in found if row not in set(rows)]
+    array_rows = dict.fromkeys(tuple(str(row[package]) for package in PACKAGES) for row in array)
+    return [row for row in array_rows if row not in set(rows)]

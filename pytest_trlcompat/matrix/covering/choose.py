@@ -1,7 +1,4 @@
-"""Chooses the cells from a listing beside the cells that a person wrote down, and says how much they cover.
-
-Imports only the standard library, ``packaging`` and the matrix, and :mod:`.array` for ``covertable``.
-"""
+"""Chooses cells from a listing in addition to those that a person wrote down, and says how much they cover."""
 
 from __future__ import annotations
 
@@ -90,8 +87,8 @@ def _row(space: Space, lock: Mapping[str, str]) -> Row | None:
         alike = (
             (text,) if package == "trl" else tuple(v for v in space.columns[column] if text and minor(v) == minor(text))
         )
-        found = next((version for version in space.columns[column] if version in alike), None)
-        if found is None:
+        release = next((version for version in space.columns[column] if version in alike), None)
+        if release is None:
             return None
-        row.append(found)
+        row.append(release)
     return tuple(row)

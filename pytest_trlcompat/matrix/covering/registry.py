@@ -40,14 +40,16 @@ def ask(first: str, python: str) -> Listing:
         if Version(first) not in files["trl"]:
             raise MatrixError(f"the registry has no trl {first}")
         since = upload_day(files["trl"][Version(first)])
-        found = {}
+        releases = {}
         for package in PACKAGES:
             versions = [version for version in files[package] if version >= Version(first)]
             if package != "trl":
-                days = {each: upload_day(files[package][each]) for each in _newest_patches(files[package])}
-                versions = [each for each, day in days.items() if day >= since]
-            found[package] = tuple(_release(package, each, files[package][each], python) for each in sorted(versions))
-    return Listing(datetime.datetime.now(datetime.timezone.utc).date(), found)
+                days = {version: upload_day(files[package][version]) for version in _newest_patches(files[package])}
+                versions = [version for version, day in days.items() if day >= since]
+            releases[package] = tuple(
+                _release(package, version, files[package][version], python) for version in sorted(versions)
+            )
+    return Listing(datetime.datetime.now(datetime.timezone.utc).date(), releases)
 
 
 def client() -> PyPISimple:
@@ -59,16 +61,17 @@ def installable(
     packages: Iterable[DistributionPackage], python: str, *, prereleases: bool = False
 ) -> dict[Version, Files]:
     """The files of each release that were not yanked and are for this Python."""
-    found: dict[Version, Files] = {}
+    files_of: dict[Version, Files] = {}
     for file in packages:
         try:
             version = Version(file.version or "")
+        # An index keeps files that were uploaded before versions had to follow PEP 440.
         except InvalidVersion:
             continue
         runs = file.requires_python is None or python in SpecifierSet(file.requires_python)
         if (prereleases or not version.is_prerelease) and not file.is_yanked and runs:
-            found.setdefault(version, []).append(file)
-    return found
+            files_of.setdefault(version, []).append(file)
+    return files_of
 
 
 def _newest_patches(versions: Iterable[Version]) -> Iterator[Version]:

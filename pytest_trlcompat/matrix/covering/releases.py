@@ -1,7 +1,4 @@
-"""Releases of the packages that a cell pins, what they declare to require of each other, and the file that lists them.
-
-Imports only the standard library, ``packaging`` and the matrix.
-"""
+"""Releases of the packages that a cell pins, what they require of each other, and the file that lists them."""
 
 from __future__ import annotations
 
@@ -94,13 +91,13 @@ def read_listing(path: Path) -> Listing:
 
 
 def _releases(package: str, raw: Mapping[str, Any]) -> list[Release]:
-    found = []
+    releases = []
     for text, entry in raw.items():
         requires = tuple(entry.get("requires", ()))
         for requirement in requires:
             Requirement(requirement)
-        found.append(Release(package, str(Version(text)), parse_day(entry["day"]), requires))
-    return sorted(found, key=lambda release: Version(release.version))
+        releases.append(Release(package, str(Version(text)), parse_day(entry["day"]), requires))
+    return sorted(releases, key=lambda release: Version(release.version))
 
 
 def minor(version: str) -> tuple[int, ...]:
@@ -108,11 +105,11 @@ def minor(version: str) -> tuple[int, ...]:
     return Version(version).release[:2]
 
 
-def allows(one: Release, other: Release, python: str) -> bool:
+def allows(release: Release, other: Release, python: str) -> bool:
     """Whether what a release declares to require admits another one; see :func:`counts`."""
     return all(
         Version(other.version) in requirement.specifier
-        for requirement in _requirements(one.requires)
+        for requirement in _requirements(release.requires)
         if requirement.name == other.package and counts(requirement, python)
     )
 

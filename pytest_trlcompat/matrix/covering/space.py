@@ -1,7 +1,4 @@
-"""Which releases may stand in one cell: by what they declare, by exclusions, and by what is known to train.
-
-Imports only the standard library, ``packaging`` and the matrix.
-"""
+"""Which releases may stand in one cell: by what they declare, by exclusions, and by what is known to train."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class Space:
     @functools.cached_property
     def columns(self) -> tuple[tuple[str, ...], ...]:
         """The versions of each package, oldest first."""
-        return tuple(tuple(each.version for each in self.listing.releases[package]) for package in PACKAGES)
+        return tuple(tuple(release.version for release in self.listing.releases[package]) for package in PACKAGES)
 
     @functools.cached_property
     def _releases(self) -> dict[tuple[int, str], Release]:
@@ -90,22 +87,22 @@ class Space:
         return False
 
     def _every_pair(self) -> Iterator[Pair]:
-        for one, other in itertools.combinations(range(len(PACKAGES)), 2):
-            for version, beside in itertools.product(self.columns[one], self.columns[other]):
-                yield one, version, other, beside
+        for first, other in itertools.combinations(range(len(PACKAGES)), 2):
+            for version, beside in itertools.product(self.columns[first], self.columns[other]):
+                yield first, version, other, beside
 
     def _is_declared(self, pair: Pair) -> bool:
-        one, other = self._releases[pair[0], pair[1]], self._releases[pair[2], pair[3]]
-        return allows(one, other, self.python) and allows(other, one, self.python)
+        release, other = self._releases[pair[0], pair[1]], self._releases[pair[2], pair[3]]
+        return allows(release, other, self.python) and allows(other, release, self.python)
 
     def _is_excluded(self, pair: Pair) -> bool:
         versions = {PACKAGES[pair[0]]: pair[1], PACKAGES[pair[2]]: pair[3]}
         return any(
             all(
-                name in versions and Version(versions[name]) in SpecifierSet(wanted)
-                for name, wanted in each.when.items()
+                name in versions and Version(versions[name]) in SpecifierSet(version_range)
+                for name, version_range in exclusion.when.items()
             )
-            for each in self.excluded
+            for exclusion in self.excluded
         )
 
     def _trains(self, pair: Pair) -> bool:
@@ -118,17 +115,19 @@ class Space:
 def pairs_in(rows: Iterable[Row]) -> frozenset[Pair]:
     """Every pair of versions that stand in one row."""
     return frozenset(
-        (one, row[one], other, row[other]) for row in rows for one, other in itertools.combinations(range(len(row)), 2)
+        (first, row[first], other, row[other])
+        for row in rows
+        for first, other in itertools.combinations(range(len(row)), 2)
     )
 
 
 def transformers_that_train(cells: Iterable[Cell]) -> dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]]:
     """For each minor release of TRL the lowest and highest one of Transformers among the cells of a full sweep."""
-    found: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    transformers_of: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for cell in cells:
-        found.setdefault(minor(cell.pins["trl"]), []).append(minor(cell.pins["transformers"]))
-    return {trl: (min(versions), max(versions)) for trl, versions in found.items()}
+        transformers_of.setdefault(minor(cell.pins["trl"]), []).append(minor(cell.pins["transformers"]))
+    return {trl: (min(versions), max(versions)) for trl, versions in transformers_of.items()}
 
 
-def _pair(one: int, version: str, other: int, beside: str) -> Pair:
-    return (one, version, other, beside) if one < other else (other, beside, one, version)
+def _pair(first: int, version: str, other: int, beside: str) -> Pair:
+    return (first, version, other, beside) if first < other else (other, beside, first, version)

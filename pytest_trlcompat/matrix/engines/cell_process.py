@@ -1,7 +1,7 @@
 """Runs one cell on a node: ``python -m pytest_trlcompat.matrix.engines.cell_process CACHE``, in the folder of the run.
 
-A process of its own, without Ray, since a cell handles signals and processes as it does beside nox. What it reads and
-writes lies in the folder of the run. Imports only the standard library and the matrix.
+A process of its own, without Ray, since a cell handles signals and processes as it does under nox. What it reads and
+writes lies in the folder of the run.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ class NodeSweep(Sweep):
         self._locks = layout.used_locks
 
     def finished(self, python: str) -> list[Lock]:
-        found = []
+        built_locks = []
         for path in sorted(self._locks.glob("*.txt"), key=lambda path: path.stat().st_mtime):
             with contextlib.suppress(MatrixError):  # written by another release of this project
                 lock = read_lock(path)
+                # It was removed meanwhile, to free disk space.
                 if existing(lock, self.layout) is None:
                     path.unlink(missing_ok=True)
                 else:
-                    found.append(lock)
-        return found
+                    built_locks.append(lock)
+        return built_locks
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""A connection to a cluster of Ray, or a cluster of this machine alone. Imports ``ray``."""
+"""A connection to a cluster of Ray, or a cluster of this machine alone."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def _folder() -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="trlcompat-ray-", dir="/tmp")
     mark = uuid.uuid4().hex
     os.environ[_MARK] = mark
-    own = OwnFolder(Path(folder), f"{_MARK}={mark}")
+    own_folder = OwnFolder(Path(folder), f"{_MARK}={mark}")
     try:
         yield folder
     finally:
-        own.remove()
+        own_folder.remove()
 
 
 def _arguments(options: RayOptions, project: Path, folder: str) -> dict[str, Any]:

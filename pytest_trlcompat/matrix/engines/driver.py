@@ -1,6 +1,6 @@
-"""The driver of a sweep: submits the cells that have to run, writes what comes, runs a lost cell once more.
+"""The driver of a sweep: submits the cells that have to run, writes their results, runs a lost cell once more.
 
-What runs them is a :class:`Streams`. Imports only the standard library and the matrix.
+What runs them is a :class:`Streams`.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class Driver:
         left = self._without_finished(cells, fresh)
         progress = Progress([cell.id for cell in left], self.costs, self.now())
         try:
-            waiting = deque(sorted(left, key=lambda each: -self.costs.get(each.id, float("inf"))))
+            # A cell of which nothing is known may be the longest: it starts first.
+            waiting = deque(sorted(left, key=lambda cell: -self.costs.get(cell.id, float("inf"))))
             while waiting or self._runs:
                 while waiting and len(self._runs) < self.limit:
                     cell = waiting.popleft()
@@ -120,8 +121,8 @@ class Driver:
     def _task(self, cell: Cell) -> CellTask:
         date = cell.date.isoformat() if cell.date else None
         common = {name: value for name, value in vars(self.template).items() if name not in ("id", "pins")}
-        own = {"id": cell.id, "pins": dict(cell.pins), "date": date, "python": cell.python}
-        return CellTask(**{**common, **own, "pytest_arguments": self._pytest_arguments(cell)})
+        of_cell = {"id": cell.id, "pins": dict(cell.pins), "date": date, "python": cell.python}
+        return CellTask(**{**common, **of_cell, "pytest_arguments": self._pytest_arguments(cell)})
 
     def _pytest_arguments(self, cell: Cell) -> tuple[str, ...]:
         chosen = ("-m", self.tests[cell.id]) if cell.id in self.tests else ()

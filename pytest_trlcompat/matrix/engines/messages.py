@@ -1,4 +1,4 @@
-"""What a command on a cluster and its nodes tell each other. Imports only the standard library."""
+"""What a command on a cluster and its nodes tell each other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTask:
-    """What a node needs to run any program of this project, beside the project's files.
+    """What a node needs to run any program of this project, in addition to the project's files.
 
     Attributes:
         variables: the driver's ``TRLCOMPAT_`` settings, in place of the node's.

@@ -1,7 +1,4 @@
-"""A cell's files in ``build/compat`` as they are on the node that runs it.
-
-Imports only the standard library and the matrix.
-"""
+"""A cell's files in ``build/compat`` as they are on the node that runs it."""
 
 from __future__ import annotations
 
@@ -98,8 +95,8 @@ class Mirror:
             blank: the sidecar of a cell of which nothing is known.
         """
         with contextlib.suppress(MatrixError):
-            found = read_sidecar(self.state) if self.state.exists() else blank
-            blank = found if found.sweep == blank.sweep else blank
+            earlier = read_sidecar(self.state) if self.state.exists() else blank
+            blank = earlier if earlier.sweep == blank.sweep else blank
         write_whole(self.state, dataclasses.replace(blank, state=state, reason=reason).to_json())
 
     def release(self) -> None:
@@ -108,6 +105,7 @@ class Mirror:
 
     def _begin(self) -> bool:
         results = self.sweep.layout.results
+        # A run that is repeated still holds the lock, and would wait for itself: flock counts by open files.
         self._held.close()
         self._held.enter_context(locked(results / f".{self.cell_id}.lock"))
         self.sweep.begin_cell(self.cell_id)
@@ -120,11 +118,13 @@ class Mirror:
     def _write_verdicts(self, event: Verdicts) -> None:
         self.verdicts.parent.mkdir(parents=True, exist_ok=True)
         with open(self.verdicts, "ab") as file:
+            # Opened for appending, so this is the length of the file.
             if file.tell() < event.position:
                 raise MatrixError(
                     f"{self.verdicts}: {file.tell()} bytes, but the next verdicts belong at {event.position}; "
                     "something else has changed it. Remove it and run the cell again"
                 )
+            # What a lost run has written behind this position is measured again.
             file.truncate(event.position)
             file.write(event.text.encode())
 

@@ -1,7 +1,7 @@
 """A node's folder of environments, and what it needs to run cells: nothing but a Python, a compiler and an index.
 
 The folder is that of ``TRLCOMPAT_NODE_CACHE``, set where ``ray start`` was called, else the one of ``--node-cache``,
-else ``~/.cache/pytest-trlcompat/nodes``. Imports only the standard library and the matrix.
+else ``~/.cache/pytest-trlcompat/nodes``.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def report(
         of_its_own: see :func:`checked_cache`.
     """
     cache = Path(os.path.realpath(node_cache(requested)))
-    found = NodeReport(node, socket.gethostname(), str(cache))
+    blank = NodeReport(node, socket.gethostname(), str(cache))
     problem = None
     try:
         check_files(files)
@@ -140,18 +140,18 @@ def report(
     except (MatrixError, OSError) as error:
         problem = str(error)
     environments = built(NodeLayout(PROJECT, cache, cache))
-    return NodeReport(found.node, found.host, found.cache, tuple(environments), problem)
+    return NodeReport(blank.node, blank.host, blank.cache, tuple(environments), problem)
 
 
-def check_files(wanted: str | None) -> None:
+def check_files(expected: str | None) -> None:
     """
     Args:
-        wanted: the digest of the driver's files; ``None``: no matter which.
+        expected: the digest of the driver's files; ``None``: no matter which.
 
     Raises:
         MatrixError: this process has imported others, such as those of an installation on this node.
     """
-    if wanted is not None and wanted != _files():
+    if expected is not None and expected != _files():
         raise MatrixError(
             f"this project's files in {PROJECT} are not those of the command, which have not arrived here whole; run "
             "the same command again"
@@ -191,6 +191,7 @@ def interpreter(cache: Path, requirements: Sequence[str]) -> Path:
                     raise MatrixError(
                         f"{' '.join(command[1:5])} failed, which installs what runs a cell: {' '.join(lines[-3:])}"
                     )
+            # Written last: without it the next call removes what an interrupted pip has left.
             (root / "complete").touch()
     return python
 
@@ -198,18 +199,18 @@ def interpreter(cache: Path, requirements: Sequence[str]) -> Path:
 def variables(task: NodeTask, cache: Path) -> dict[str, str]:
     """The environment variables of a program: this node's, without those of Ray and of Python, and with the
     driver's settings in place of its own."""
-    kept = {
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("RAY_", "PYTHON", "TRLCOMPAT_")) or name in ("TRLCOMPAT_CACHE",)
     }
     if "OMP_NUM_THREADS" not in _at_the_start():
-        kept.pop("OMP_NUM_THREADS", None)  # Ray sets it in its workers, nox does not
+        inherited.pop("OMP_NUM_THREADS", None)  # Ray sets it in its workers, nox does not
     if task.own_caches:
-        kept.setdefault("UV_CACHE_DIR", str(cache / "uv"))
-        kept.setdefault("TRLCOMPAT_CACHE", str(cache / "compiled"))
+        inherited.setdefault("UV_CACHE_DIR", str(cache / "uv"))
+        inherited.setdefault("TRLCOMPAT_CACHE", str(cache / "compiled"))
     settings = {name: value for name, value in task.variables.items() if name not in OF_THE_MACHINE}
-    return {**kept, **settings, "PYTHONPATH": str(PROJECT)}
+    return {**inherited, **settings, "PYTHONPATH": str(PROJECT)}
 
 
 @functools.cache

@@ -1,7 +1,4 @@
-"""The nodes of a cluster as a command sees them: which have an environment, and which get nothing more.
-
-Imports only the standard library and the matrix.
-"""
+"""The nodes of a cluster as a command sees them: which have an environment, and which get nothing more."""
 
 from __future__ import annotations
 
@@ -56,8 +53,8 @@ class Nodes:
 
     def having(self, environment: str | None) -> list[str]:
         """Those that have built an environment and get something."""
-        found = [report.node for report in self._reports if environment in report.environments]
-        return [node for node in found if node not in self._avoided]
+        owners = [report.node for report in self._reports if environment in report.environments]
+        return [node for node in owners if node not in self._avoided]
 
     def check(self, say: Callable[[str], None]) -> None:
         """Tell which nodes get nothing, and why.
@@ -76,19 +73,19 @@ class Nodes:
 class Troubles:
     """Why the runs of one cell or candidate came to nothing, each with its machine."""
 
-    each: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
 
     def add(self, host: str, why: str) -> bool:
         """Take one more; returns whether another run is left."""
-        self.each.append(f"{host}: {why}")
-        return len(self.each) < ATTEMPTS
+        self.reasons.append(f"{host}: {why}")
+        return len(self.reasons) < ATTEMPTS
 
     @property
     def last(self) -> str:
-        return self.each[-1]
+        return self.reasons[-1]
 
     def __str__(self) -> str:
-        return "; ".join(self.each)
+        return "; ".join(self.reasons)
 
 
 def _count(number: int, what: str) -> str:

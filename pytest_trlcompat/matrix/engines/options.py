@@ -122,7 +122,7 @@ def chosen(parsed: argparse.Namespace) -> RayOptions | None:
 def requested_ray(arguments: Sequence[str]) -> bool:
     """Whether the arguments of a session choose Ray."""
     return f"{ENGINE}={RAY}" in arguments or any(
-        one == ENGINE and other == RAY for one, other in itertools.pairwise(arguments)
+        option == ENGINE and other == RAY for option, other in itertools.pairwise(arguments)
     )
 
 

@@ -49,10 +49,12 @@ def address_of(options: RayOptions, environ: Mapping[str, str]) -> str | None:
     path = Path(environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
     instead = "start one on this machine, or give --address HOST:PORT"
     try:
+        # Neither a link, which leads to a file of another user's choice, nor a pipe, at which the command would wait.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise MatrixError(f"--address auto: {path} names no cluster of Ray ({error.strerror}); {instead}") from error
     with open(descriptor, encoding="utf-8", errors="replace") as file:
+        # Of the open file: at the path there may be another one by now.
         status = os.fstat(descriptor)
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
             raise MatrixError(

@@ -1,7 +1,4 @@
-"""This project's files as they travel to the nodes: package, suites and fixtures, nothing else of the checkout.
-
-Imports only the standard library and the matrix.
-"""
+"""This project's files as they travel to the nodes: package, suites and fixtures, nothing else of the checkout."""
 
 from __future__ import annotations
 
@@ -27,14 +24,14 @@ _LEFT_OUT = ("__pycache__", ".*", "__init__.pyi")
 
 def digest(layout: Layout) -> str:
     """A digest of the files that travel, of a checkout or where they have arrived."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name in _FOLDERS:
         for path in sorted((layout.root / name).rglob("*")):
             parts = path.relative_to(layout.root).parts
             left_out = any(fnmatch.fnmatch(part, pattern) for part in parts for pattern in _LEFT_OUT)
             if path.is_file() and not left_out:
-                found.update("/".join(parts).encode() + b"\0" + path.read_bytes() + b"\0")
-    return found.hexdigest()[:16]
+                hasher.update("/".join(parts).encode() + b"\0" + path.read_bytes() + b"\0")
+    return hasher.hexdigest()[:16]
 
 
 def copy_project(layout: Layout, folder: Path) -> None:

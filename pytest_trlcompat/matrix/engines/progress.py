@@ -1,4 +1,4 @@
-"""How far a sweep is: rate and time left, by what its cells took before. Imports only the standard library."""
+"""How far a sweep is: rate and time left, by what its cells took before."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Cells as tasks of Ray: streaming generators, which Ray places, queues and ends.
 
-Runs in the driver's environment and on nodes. Imports ``ray``.
+Runs in the driver's environment and on nodes.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class RayStreams:
         ready, _ = ray.wait(list(self._tasks), num_returns=1, timeout=seconds)
         if ready:
             ready, _ = ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0)
-        found: list[tuple[str, TaskEvent]] = []
+        events: list[tuple[str, TaskEvent]] = []
         for stream in ready:
             event = _next(stream)
             cell_id = self._tasks[stream]
             if isinstance(event, (Done, Lost, Failed, Cancelled)):
                 del self._tasks[stream]
-            found.append((cell_id, event))
-        return found
+            events.append((cell_id, event))
+        return events
 
     def cancel(self) -> None:
         """End all tasks; their ends come as events."""
@@ -88,8 +88,8 @@ class RemoteStreams:
         ray.get(self._actor.start.remote(task, tuple(preferred), tuple(avoided)))
 
     def poll(self, seconds: float) -> list[tuple[str, TaskEvent]]:
-        found: list[tuple[str, TaskEvent]] = ray.get(self._actor.poll.remote(seconds))
-        return found
+        events: list[tuple[str, TaskEvent]] = ray.get(self._actor.poll.remote(seconds))
+        return events
 
     def cancel(self) -> None:
         ray.get(self._actor.cancel.remote())

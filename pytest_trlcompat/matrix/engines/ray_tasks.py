@@ -1,6 +1,6 @@
 """Tasks of Ray: on which node one runs, how it ends, and programs of this project as such tasks.
 
-Runs in the driver's environment and on nodes. Imports ``ray``.
+Runs in the driver's environment and on nodes.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class RayPrograms(Generic[Key]):
 
     def stop(self, keys: Iterable[Key]) -> None:
         """End some, whose ends nobody waits for any more."""
-        wanted = set(keys)
-        for reference in [reference for reference, key in self._running.items() if key in wanted]:
+        stopped = set(keys)
+        for reference in [reference for reference, key in self._running.items() if key in stopped]:
             ray.cancel(reference)
             del self._running[reference]
 
@@ -159,8 +159,8 @@ def _ask(nodes: Sequence[NodeReport], task: NodeTask) -> Iterator[NodeReport]:
     Args:
         nodes: at most one of each machine, of which no more than its name is known.
     """
-    given = (task.cache, task.requirements, task.files, task.own_caches)
-    asked = {_on(node.node).remote(*given): node for node in nodes}
+    arguments = (task.cache, task.requirements, task.files, task.own_caches)
+    asked = {_on(node.node).remote(*arguments): node for node in nodes}
     answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_PROBE_TIMEOUT)
     for answer in answered:
         try:

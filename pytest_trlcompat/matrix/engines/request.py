@@ -1,4 +1,4 @@
-"""What the sessions of nox ask of the engine's driver, in a file. Imports only the standard library and the matrix."""
+"""What the sessions of nox ask of the engine's driver, in a file."""
 
 from __future__ import annotations
 

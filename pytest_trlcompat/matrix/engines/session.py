@@ -1,7 +1,4 @@
-"""What the sessions of nox do for Ray: start its driver in an environment of its own, and judge what it wrote.
-
-Imports only the standard library and the matrix.
-"""
+"""What the sessions of nox do for Ray: start its driver in an environment of its own, and judge what it wrote."""
 
 from __future__ import annotations
 
@@ -84,8 +81,8 @@ class RaySession:
         self._cells = tuple(cell.id for cell in cells)
         self._problems = {cell.id: f"{cell.id} was not run" for cell in cells}
         extra = metadata["optional-dependencies"]["ray"]
-        wanted = ray_requirements(extra, options.ray.version)
-        environment = self._tools("ray", wanted, project=True, python=options.ray.python)
+        requirements = ray_requirements(extra, options.ray.version)
+        environment = self._tools("ray", requirements, project=True, python=options.ray.python)
         request = Request(
             self._layout.root,
             self._sweep.name,

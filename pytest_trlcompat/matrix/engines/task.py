@@ -166,6 +166,7 @@ class _Written:
         self._said += len(lines)
         for line in lines.decode("utf-8", "replace").splitlines():
             yield Line(line)
+        # The state is read before the verdicts: those that it speaks of are in their file by then.
         lock, state = _text(self._lock), _text(self._state)
         if lock is not None and lock != self._sent_lock:
             self._sent_lock = lock

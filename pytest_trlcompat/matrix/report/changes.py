@@ -1,7 +1,7 @@
 """What changed since the last published sweep, and since when each verdict stands.
 
 A verdict is compared in the same cell, whose lock names every version, so that a change without another version lies in
-this project or in what is no part of a lock. Imports only the standard library and the catalogue.
+this project or in what is no part of a lock.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _standings(
     cell: MeasuredCell, date: str, past: Sequence[tuple[str, MeasuredCell]]
 ) -> tuple[dict[Key, Standing], list[Key]]:
     """Of each verdict, and those that the last sweep which has them gave otherwise."""
-    found: dict[Key, Standing] = {}
+    standings: dict[Key, Standing] = {}
     fresh: list[Key] = []
     since: dict[Key, str | None] = dict.fromkeys(cell.verdicts)
     for oldest, newest, before in _stretches(past):
@@ -155,11 +155,11 @@ def _standings(
                 since[key] = oldest
                 continue
             first = since.pop(key)
-            found[key] = Standing(first or date, _text(before, key), newest)
+            standings[key] = Standing(first or date, _text(before, key), newest)
             if first is None:
                 fresh.append(key)
     alike = {day: Standing(day or date) for day in since.values()}
-    return {**{key: alike[day] for key, day in since.items()}, **found}, fresh
+    return {**{key: alike[day] for key, day in since.items()}, **standings}, fresh
 
 
 def _stretches(past: Sequence[tuple[str, MeasuredCell]]) -> Iterator[tuple[str, str, MeasuredCell]]:
@@ -174,8 +174,8 @@ def _stretches(past: Sequence[tuple[str, MeasuredCell]]) -> Iterator[tuple[str, 
         yield stretch[-1][0], stretch[0][0], stretch[0][1]
 
 
-def _alike(one: MeasuredCell, other: MeasuredCell) -> bool:
-    return (one.verdicts, one.blocked_by, one.attributed) == (other.verdicts, other.blocked_by, other.attributed)
+def _alike(cell: MeasuredCell, other: MeasuredCell) -> bool:
+    return (cell.verdicts, cell.blocked_by, cell.attributed) == (other.verdicts, other.blocked_by, other.attributed)
 
 
 def _change(cell: MeasuredCell, key: Key, standing: Standing, past: Sequence[tuple[str, MeasuredCell]]) -> Change:

@@ -1,7 +1,4 @@
-"""The program that merges what sweeps left behind, writes it in every form and prints it.
-
-Imports ``rich`` and ``jinja2``.
-"""
+"""The program that merges what sweeps left behind, writes it in every form and prints it."""
 
 from __future__ import annotations
 

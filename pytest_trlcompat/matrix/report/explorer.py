@@ -1,4 +1,4 @@
-"""The report as a page that one explores: known issues by cells, one self-contained HTML file. Imports ``jinja2``.
+"""The report as a page that one explores: known issues by cells, one self-contained HTML file.
 
 Verdicts and texts lie in the page as JSON, the evidence of each cell compressed, to be unpacked when somebody asks for
 it: so the page is small, works from a file, and loads nothing from anywhere. The table is HTML already and can be read
@@ -171,11 +171,11 @@ def _history(
     keys = [(column.issue, column.subject, column.strategy) for column in columns]
     runs: list[list[int]] = []
     for key in keys:
-        found = since.setdefault(standing[key].describe(), len(since)) if key in standing else None
-        if runs and found in (None, runs[-1][0]):  # where there is no verdict, nothing is said
+        text_number = since.setdefault(standing[key].describe(), len(since)) if key in standing else None
+        if runs and text_number in (None, runs[-1][0]):  # where there is no verdict, nothing is said
             runs[-1][1] += 1
         else:
-            runs.append([found or 0, 1])
+            runs.append([text_number or 0, 1])
     others = {change.key for change in changes.changed if change.cell == cell.id}
     changed = [number for number, key in enumerate(keys) if key in others]
     return {"since": runs, **({"changed": changed} if changed else {})}

@@ -1,7 +1,6 @@
 """The report where a hosted run shows it: a short page for its summary, and annotations of lines of this repository.
 
 The page is Markdown, ``$GITHUB_STEP_SUMMARY`` or a file of artifacts; annotations are GitHub's workflow commands.
-Imports only the standard library, the catalogue and the model.
 """
 
 from __future__ import annotations
@@ -132,8 +131,8 @@ def _place(issue: str) -> dict[str, str]:
 
 def _command(kind: str, message: str, properties: Mapping[str, str] | None = None) -> str:
     """A workflow command: ``::error file=name,line=1,title=text::message``."""
-    given = ",".join(f"{name}={_property(text)}" for name, text in (properties or {}).items())
-    return f"::{kind}{' ' * bool(given)}{given}::{_data(message)}"
+    listed = ",".join(f"{name}={_property(text)}" for name, text in (properties or {}).items())
+    return f"::{kind}{' ' * bool(listed)}{listed}::{_data(message)}"
 
 
 def _data(text: str) -> str:

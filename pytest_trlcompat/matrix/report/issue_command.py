@@ -1,7 +1,4 @@
-"""``trlcompat issue``: the page of a known issue in the terminal or in a browser, and known issues by words.
-
-Imports no package of the stack.
-"""
+"""``trlcompat issue``: the page of a known issue in the terminal or in a browser, and known issues by words."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ _UPSTREAM, _CORRECTED = SUBJECTS
 
 def own_verdicts(cell: CellReport, issue: str) -> set[Verdict]:
     """What the issue itself does in a cell to TRL's own trainers, not what keeps it from being seen."""
-    found = {record.verdict for record in cell.verdicts if (record.issue, record.subject) == (issue, _UPSTREAM)}
-    return {verdict for verdict in found if verdict.is_own_problem}
+    verdicts = {record.verdict for record in cell.verdicts if (record.issue, record.subject) == (issue, _UPSTREAM)}
+    return {verdict for verdict in verdicts if verdict.is_own_problem}
 
 
 def version_span(versions: Iterable[str]) -> str:
@@ -71,16 +71,16 @@ def issue_page(issue: KnownIssue, report: Report, evidence: Evidence, torch: Tor
 
 def _affected(issue: KnownIssue, subject: str) -> list[str]:
     """A table of the predictions that are a problem, those of all strategies that agree in one row."""
-    found: dict[tuple[Verdict, str, str], list[str]] = {}
+    strategies_of: dict[tuple[Verdict, str, str], list[str]] = {}
     for strategy in issue.labels():
         for prediction, region in regions(issue, subject, strategy, {}).by_prediction():
             if prediction is not None and prediction.verdict.is_problem:
                 by = f"blocked by [{prediction.by}]({prediction.by}.md): " if prediction.by else ""
                 key = (prediction.verdict, region.describe() or "every version", f"{by}{in_row(prediction.why)}")
-                found.setdefault(key, []).append(strategy)
-    if not found:
+                strategies_of.setdefault(key, []).append(strategy)
+    if not strategies_of:
         return []
-    ordered = sorted(found.items(), key=lambda row: PROBLEMS.index(row[0][0]))
+    ordered = sorted(strategies_of.items(), key=lambda row: PROBLEMS.index(row[0][0]))
     return [
         "| verdict | strategies | versions | why |",
         "| --- | --- | --- | --- |",
@@ -147,7 +147,7 @@ def _strategies(issue: KnownIssue, strategies: Sequence[str]) -> str:
     if len(strategies) > 1 and set(strategies) >= set(issue.labels()):
         return "all"
     if set(strategies) >= set(STRATEGIES):  # all but some variants, which have a row of their own
-        return ", ".join(["every strategy", *(each for each in strategies if each not in STRATEGIES)])
+        return ", ".join(["every strategy", *(strategy for strategy in strategies if strategy not in STRATEGIES)])
     return ", ".join(strategies)
 
 
@@ -157,22 +157,23 @@ def _boundaries(issue: KnownIssue, evidence: Evidence) -> Iterator[str]:
     yield ""
     yield f"Versions at which the catalogue says that a verdict changes: {_counted(every)}."
     for title, both in (("Measured on both sides", True), ("Not measured on both sides", False)):
-        found = [each for each in every if each.both is both]
-        if found:
+        in_section = [measured for measured in every if measured.both is both]
+        if in_section:
             yield ""
             yield f"### {title}"
             yield ""
             yield "| trainers | strategies | change | below | above |"
             yield "| --- | --- | --- | --- | --- |"
-            for each in found:
-                boundary = each.boundary
+            for measured in in_section:
+                boundary = measured.boundary
                 change = in_row(boundary.describe().partition(": ")[2])
                 strategies = in_row(_strategies(issue, boundary.strategies))
-                yield f"| {boundary.subject} | {strategies} | {change} | {_side(each.below)} | {_side(each.above)} |"
+                below, above = _side(measured.below), _side(measured.above)
+                yield f"| {boundary.subject} | {strategies} | {change} | {below} | {above} |"
 
 
 def _counted(every: Sequence[boundaries.Measured]) -> str:
-    both = sum(each.both for each in every)
+    both = sum(boundary.both for boundary in every)
     return f"{both} of {len(every)} measured on both sides" if every else "none"
 
 

@@ -1,7 +1,4 @@
-"""Known issues by the words of their ids, titles, symptoms, error texts and links, and those with an id like another.
-
-Imports only the standard library and the catalogue.
-"""
+"""Known issues by the words of their ids, titles, symptoms, error texts and links, and by an id that is misspelt."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The report as JUnit XML, for a CI system's own view: a test suite for each cell, a test for each verdict.
-
-Imports only the standard library and the model.
-"""
+"""The report as JUnit XML, for a CI system's own view: a test suite for each cell, a test for each verdict."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def _table(table: Table, width: int) -> Iterator[str]:
         yield from _records(head, rows, width)
         return
     yield from _row(head, widths)
-    yield "  ".join("-" * each for each in widths)
+    yield "  ".join("-" * width for width in widths)
     for row in rows:
         yield from _row(row, widths)
 

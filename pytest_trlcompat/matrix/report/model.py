@@ -1,7 +1,4 @@
-"""The report's one model: all cells that left results, merged.
-
-Imports only the standard library, ``packaging`` and packages of the project below it.
-"""
+"""The report's one model: all cells that left results, merged."""
 
 from __future__ import annotations
 
@@ -131,9 +128,9 @@ class Report:
     @functools.cached_property
     def columns(self) -> list[Column]:
         """What was measured in some cell; issues by name, the upstream subject first."""
-        found = {Column(*record.key) for cell in self.cells for record in cell.verdicts}
+        measured = {Column(*record.key) for cell in self.cells for record in cell.verdicts}
         return sorted(
-            found, key=lambda c: (c.issue, _position(c.subject, _SUBJECTS), _position(c.strategy, _STRATEGIES))
+            measured, key=lambda c: (c.issue, _position(c.subject, _SUBJECTS), _position(c.strategy, _STRATEGIES))
         )
 
     @property
@@ -175,12 +172,12 @@ class Report:
     @property
     def untested(self) -> list[tuple[str, list[tuple[CellReport, Record]]]]:
         """The verdicts that the software accelerator could not give, by their reason, the most frequent first."""
-        found: dict[str, list[tuple[CellReport, Record]]] = {}
+        verdicts_of: dict[str, list[tuple[CellReport, Record]]] = {}
         for cell in self.cells:
             for record in cell.verdicts:
                 if record.untested:
-                    found.setdefault(record.reason, []).append((cell, record))
-        return sorted(found.items(), key=lambda each: -len(each[1]))
+                    verdicts_of.setdefault(record.reason, []).append((cell, record))
+        return sorted(verdicts_of.items(), key=lambda entry: -len(entry[1]))
 
     @property
     def has_measured(self) -> bool:
@@ -278,25 +275,26 @@ def _gathered(results: Path, name: str, redactor: Redactor) -> CellReport:
         return CellReport(Sidecar(name, {}, DAMAGED, "", reason=f"{path.name} cannot be read: {error}"), (), False)
     versions_known = not any(problem.startswith("'lock'") for problem in problems)
     problems = [f"{path}: {problem}" for problem in problems]
-    found = scan_records(records)
-    problems += [f"{records}{problem}" for problem in _problems(found, sidecar, records)]
+    scan = scan_records(records)
+    problems += [f"{records}{problem}" for problem in _problems(scan, sidecar, records)]
     if problems:
         more = [f"and {len(problems) - _NAMED} more"] if len(problems) > _NAMED else []
         reason = f"{'; '.join([*problems[:_NAMED], *more])}; remove the file and run the cell again"
         sidecar = dataclasses.replace(sidecar, state=DAMAGED, reason=reason)
     verdicts = (
-        () if sidecar.state == UNTESTABLE else tuple(record.without_secrets(redactor) for record in found.records)
+        # Nothing was measured there: verdicts beside it are of an earlier run.
+        () if sidecar.state == UNTESTABLE else tuple(record.without_secrets(redactor) for record in scan.records)
     )
     return CellReport(sidecar, verdicts, versions_known)
 
 
-def _problems(found: Scan, sidecar: Sidecar, records: Path) -> list[str]:
+def _problems(scan: Scan, sidecar: Sidecar, records: Path) -> list[str]:
     """What is wrong with the verdicts of a cell that has ended; a run that was cut short may leave half a line."""
     if sidecar.state != TESTED:
-        return list(found.problems)
-    if not found.records and not found.problems and not found.torn and not os.path.lexists(records):
+        return list(scan.problems)
+    if not scan.records and not scan.problems and not scan.torn and not os.path.lexists(records):
         return [f": there is no such file, but the cell is {TESTED}"]
-    return [*found.problems, *([found.torn] if found.torn else [])]
+    return [*scan.problems, *([scan.torn] if scan.torn else [])]
 
 
 def merge(report: Report, others: Iterable[CellReport]) -> Report:

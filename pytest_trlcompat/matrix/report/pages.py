@@ -1,4 +1,4 @@
-"""The report as Markdown, for a pull request. Imports ``jinja2``."""
+"""The report as Markdown, for a pull request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 @functools.cache
 def environment(*, html: bool, templates: Path = _TEMPLATES) -> jinja2.Environment:
     """Where the templates are found and what they may call. Kept, since it keeps the compiled templates."""
-    found = jinja2.Environment(
+    jinja_environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates),
         autoescape=html,
         undefined=jinja2.StrictUndefined,
@@ -34,12 +34,14 @@ def environment(*, html: bool, templates: Path = _TEMPLATES) -> jinja2.Environme
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.filters.update(evidence=texts.evidence, fenced=fenced, in_block=in_block, in_html=in_html, in_row=in_row)
-    found.filters.update(expected=expected, measured=measured, sentence=sentence)
-    found.filters["known"] = lambda issue: known_issues.load().get(issue)
-    found.filters["cured_in"] = remedies.cured_in
-    found.tests["wrong"] = is_wrong
-    return found
+    jinja_environment.filters.update(
+        evidence=texts.evidence, fenced=fenced, in_block=in_block, in_html=in_html, in_row=in_row
+    )
+    jinja_environment.filters.update(expected=expected, measured=measured, sentence=sentence)
+    jinja_environment.filters["known"] = lambda issue: known_issues.load().get(issue)
+    jinja_environment.filters["cured_in"] = remedies.cured_in
+    jinja_environment.tests["wrong"] = is_wrong
+    return jinja_environment
 
 
 def markdown(report: Report, changes: Changes | None = None) -> str:

@@ -2,7 +2,6 @@
 
 ``fixtures/evidence.json`` holds the versions and verdicts of each cell; the pages follow from it, from what was
 published before (:mod:`pytest_trlcompat.matrix.history`), and from the catalogue.
-Imports no package of the stack.
 """
 
 from __future__ import annotations
@@ -78,10 +77,10 @@ def publish(report: Report, layout: Layout, *, keep: bool = False) -> list[Path]
             f"again, or restore {layout.evidence} of an earlier day"
         )
     # First, so that a command that is cut short loses neither; pages leave it out while it is the published one.
-    kept = [history.keep(before, layout.history)] if before.date and before.date < date else []
+    history_files = [history.keep(before, layout.history)] if before.date and before.date < date else []
     write_whole(layout.evidence, evidence_of(report, date).to_json())
     keep_seconds((cell.sidecar for cell in report.cells), layout)
-    return [layout.evidence, *write_pages(layout), *kept]
+    return [layout.evidence, *write_pages(layout), *history_files]
 
 
 def _check_sources(report: Report) -> None:
@@ -104,27 +103,27 @@ def _check_sources(report: Report) -> None:
         raise MatrixError(f"not published: {account.shortfall()}; run it again first, with: -- --fresh")
 
 
-def _check_kept(cell: CellReport, kept: Sequence[Record]) -> None:
+def _check_kept(cell: CellReport, earlier_records: Sequence[Record]) -> None:
     """Verdicts of other code may stand beside new ones, each with its origin; those of other packages may not.
 
     Raises:
         MatrixError: they were measured with other packages, although the versions of the stack are the same.
     """
     current = {Provenance.parse(record.provenance).packages for record in cell.verdicts} - {""}
-    earlier = {Provenance.parse(record.provenance).packages for record in kept} - {""}
+    earlier = {Provenance.parse(record.provenance).packages for record in earlier_records} - {""}
     if current and earlier - current:
         raise MatrixError(
-            f"not published: of {cell.id} {len(kept)} verdicts would be kept that were measured with other packages "
-            "than those of now, though the stack's versions are the same; run the whole cell again, or publish "
-            "without --keep"
+            f"not published: of {cell.id} {len(earlier_records)} verdicts would be kept that were measured with other "
+            "packages than those of now, though the stack's versions are the same; run the whole cell again, or "
+            "publish without --keep"
         )
 
 
 def _with_kept(report: Report, before: Report) -> Report:
-    kept = {cell.id: cell for cell in before.cells}
+    earlier_cells = {cell.id: cell for cell in before.cells}
 
     def completed(cell: CellReport) -> CellReport:
-        earlier = kept.get(cell.id)
+        earlier = earlier_cells.get(cell.id)
         if earlier is None or versions_of(earlier.versions) != versions_of(cell.versions):
             return cell
         anew = {record.key for record in cell.verdicts}
@@ -206,5 +205,5 @@ def with_boundaries(report: Report) -> Report:
     """The report together with the boundaries, of the issues that it is about, that its cells leave unmeasured."""
     known = known_issues.load()
     reported = Catalog({name: known[name] for name in report.issues if name in known})
-    found = boundaries.unmeasured(reported, evidence_of(report))
-    return dataclasses.replace(report, unmeasured=tuple(each.describe() for each in found))
+    unmeasured = boundaries.unmeasured(reported, evidence_of(report))
+    return dataclasses.replace(report, unmeasured=tuple(boundary.describe() for boundary in unmeasured))

@@ -39,9 +39,9 @@ def report_of(evidence: Evidence, issue_id: str = "") -> Report:
 
 def _records(cell: MeasuredCell) -> Iterator[Record]:
     for key, verdict in cell.verdicts.items():
-        found: dict[str, Any] = dict(FITTING.get(verdict, {})) if key in cell.fitting else {}
+        evidence: dict[str, Any] = dict(FITTING.get(verdict, {})) if key in cell.fitting else {}
         if by := cell.blocked_by.get(key):
-            found["blocked_by"] = by
+            evidence["blocked_by"] = by
         elif not cell.attributed:
-            found["attributed"] = False
-        yield Record(*key, verdict, None, found, provenance=cell.origin_of(key).provenance)
+            evidence["attributed"] = False
+        yield Record(*key, verdict, None, evidence, provenance=cell.origin_of(key).provenance)

@@ -1,7 +1,4 @@
-"""Rows for a table of many cells: neighbours whose verdicts are the same share one.
-
-Imports only the standard library, ``packaging`` and the model.
-"""
+"""Rows for a table of many cells: neighbours whose verdicts are the same share one."""
 
 from __future__ import annotations
 
@@ -80,12 +77,13 @@ def _joined(releases: Iterable[Sequence[Row]], columns: Sequence[Column]) -> Ite
     """Join releases that follow each other and are one row each, with the same answers."""
 
     def key(rows_of_release: Sequence[Row]) -> Hashable:
+        # A release of several rows joins no other: its key equals nothing else.
         return _answers(rows_of_release[0].first, columns) if len(rows_of_release) == 1 else id(rows_of_release)
 
     for _, alike in itertools.groupby(releases, key):
         first, *others = alike
         if others:  # each of them is one row
-            yield Row(tuple(cell for one in (first, *others) for cell in one[0].cells), first[0].axes)
+            yield Row(tuple(cell for release_rows in (first, *others) for cell in release_rows[0].cells), first[0].axes)
         else:
             yield from first
 
@@ -94,8 +92,8 @@ def _answers(cell: CellReport, columns: Sequence[Column]) -> Hashable:
     """What a row shows of a cell."""
     if has_other_pins(cell):
         return cell.id
-    found = (cell.at(column) for column in columns)
-    verdicts = tuple(record and (record.verdict, record.expected, is_wrong(record)) for record in found)
+    records = (cell.at(column) for column in columns)
+    verdicts = tuple(record and (record.verdict, record.expected, is_wrong(record)) for record in records)
     return (cell.sidecar.state, verdicts)
 
 

@@ -37,12 +37,12 @@ def pages(report: Report, evidence: Evidence, layout: Layout, changes: Changes) 
     """Each page's path and text."""
     torch = compare(report.cells, report.columns)
     known = known_issues.load()
-    found = {
+    lines_of = {
         layout.page: _overview(report, evidence, torch, changes),
         layout.issues / "index.md": _index(report, known),
         **{layout.issues / f"{name}.md": _issue(issue, report, evidence, torch) for name, issue in known.items()},
     }
-    texts = {path: printable("\n".join(lines)) + "\n" for path, lines in found.items()}
+    texts = {path: printable("\n".join(lines)) + "\n" for path, lines in lines_of.items()}
     return {**texts, layout.explorer: explorer.html(report, changes, evidence=False, title=_TITLE)}
 
 

@@ -1,4 +1,4 @@
-"""The report in a terminal: one screen, or a table for each known issue. Imports ``rich``."""
+"""The report in a terminal: one screen, or a table for each known issue."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PIPE_WIDTH = 120
 _CHANGES = 5
 """Verdicts that changed since the last published sweep which the summary names."""
 _FRAME = 3
-"""What a column of a table takes beside its text."""
+"""Characters of a table's column in addition to its text."""
 
 
 def show(report: Report, page: Path | None = None, file: IO[str] | None = None, changes: Changes | None = None) -> None:
@@ -48,12 +48,14 @@ def show(report: Report, page: Path | None = None, file: IO[str] | None = None, 
         for cell in report.cells
     ]
     console = Console(file=file or sys.stdout, width=_SCREEN, highlight=False)
-    if changes is not None and (found := changes.of(cell.id for cell in report.cells)).worth_saying:
-        console.print(_text(f"{found.summary}{':' if found.changed else ''}".capitalize(), "bold"), soft_wrap=True)
-        for change in found.changed[:_CHANGES]:
+    if changes is not None and (concerned := changes.of(cell.id for cell in report.cells)).worth_saying:
+        console.print(
+            _text(f"{concerned.summary}{':' if concerned.changed else ''}".capitalize(), "bold"), soft_wrap=True
+        )
+        for change in concerned.changed[:_CHANGES]:
             console.print(_text(f"- {change.describe()}"), soft_wrap=True)
-        if len(found.changed) > _CHANGES:
-            console.print(_text(f"and {len(found.changed) - _CHANGES} more, all in compat.html"), soft_wrap=True)
+        if len(concerned.changed) > _CHANGES:
+            console.print(_text(f"and {len(concerned.changed) - _CHANGES} more, all in compat.html"), soft_wrap=True)
         console.print()
     for line in screen(cells, where=_near(page), more="tables of all issues: nox -s report -- --tables"):
         text = Text.assemble(*((part.text, part.style) for part in line))

@@ -1,4 +1,4 @@
-"""Evidence as text for people. Imports only the standard library and the catalogue."""
+"""Evidence as text for people."""
 
 from __future__ import annotations
 

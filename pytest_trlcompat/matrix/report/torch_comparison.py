@@ -1,7 +1,4 @@
-"""What torch alone changes: verdicts of cells that differ in nothing else that a person wrote down.
-
-Imports only the standard library, ``packaging`` and the model.
-"""
+"""What torch alone changes: verdicts of cells that differ in nothing else that a person wrote down."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ class TorchChange:
     def describe(self) -> str:
         """``upstream, zero3 (trl 0.15.2, transformers 4.48.3): broken with torch 2.6.0, ok with torch 2.13.0``."""
         parts: list[str] = []
-        for verdict, alike in itertools.groupby(self.verdicts, lambda each: each[1]):
+        for verdict, alike in itertools.groupby(self.verdicts, lambda measured: measured[1]):
             releases = [torch for torch, _ in alike]
             span = " to ".join(releases if len(releases) < 3 else [releases[0], releases[-1]])
             parts.append(f"{verdict} with torch {span}")
@@ -96,8 +93,8 @@ def compare(cells: Iterable[CellReport], columns: Sequence[Column]) -> TorchComp
         measured = [(cell.torch, {record.key: record.verdict for record in cell.verdicts}) for cell in same]
         for column in columns:
             key = (column.issue, column.subject, column.strategy)
-            found = [(torch, verdicts[key]) for torch, verdicts in measured if key in verdicts]
-            known = tuple((torch, verdict) for torch, verdict in found if verdict is not Verdict.UNTESTABLE)
+            verdicts_by_torch = [(torch, verdicts[key]) for torch, verdicts in measured if key in verdicts]
+            known = tuple((torch, verdict) for torch, verdict in verdicts_by_torch if verdict is not Verdict.UNTESTABLE)
             compared += len(known) > 1
             if len({verdict for _, verdict in known}) > 1:
                 changes.append(TorchChange(column, pins, known))

@@ -1,8 +1,8 @@
-"""Has libraries go, on the software accelerator, the way that they go on CUDA, where they would go one for NPUs.
+"""Makes libraries take their branches for CUDA on the software accelerator, where they would take those for NPUs.
 
-Nobody with a GPU meets what goes wrong there. Each adaptation changes one attribute of one module of a library, as the
-module is imported, in the processes that have the software accelerator and nowhere else. What is changed, from which
-release to which, and why, is a fact of ``npu_branches.toml``, which names the adaptation; so is every other branch.
+Nobody with a GPU meets what goes wrong in a branch for NPUs. Each adaptation changes one attribute of one module of a
+library, as the module is imported, and only in processes that have the software accelerator. ``npu_branches.toml`` says
+what is changed, from which release to which, and why; it names the adaptation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["ADAPTATIONS", "install"]
 
 
 def distributed_type_is_multi_gpu(module: ModuleType) -> None:
-    """``MULTI_NPU == "MULTI_GPU"``, for whoever compares with the bare text. TRL does, to load without a device map.
+    """``MULTI_NPU == "MULTI_GPU"`` for code that compares with the bare text, as TRL does to load without a device map.
 
     Accelerate itself compares its own members with each other, and still tells them apart.
     """
@@ -41,17 +41,17 @@ def distributed_type_is_multi_gpu(module: ModuleType) -> None:
 def fsdp_has_a_backend_for_the_cpu(module: ModuleType) -> None:
     """``npu:hccl,cpu:gloo`` where Accelerate asks for ``cuda:nccl,cpu:gloo``: FSDP with parameters on the CPU.
 
-    When it does so is seen in its code: from 1.7.0 on where parameters are offloaded, from 1.9.0 on also for whole
-    state dicts.
+    Whether it does so is read from its code's constants: from 1.7.0 on where parameters are offloaded, from 1.9.0 on
+    also for whole state dicts.
     """
     prepare = module.PartialState._prepare_backend
-    said = module.PartialState.__init__.__code__.co_consts
-    if "cuda:nccl,cpu:gloo" not in said:
+    constants = module.PartialState.__init__.__code__.co_consts
+    if "cuda:nccl,cpu:gloo" not in constants:
         return
 
     def prepare_backend(self: Any, *args: Any, **kwargs: Any) -> tuple[str | None, Any]:
         backend, kind = prepare(self, *args, **kwargs)
-        whole = "FULL_STATE_DICT" in said and os.environ.get("FSDP_STATE_DICT_TYPE") == "FULL_STATE_DICT"
+        whole = "FULL_STATE_DICT" in constants and os.environ.get("FSDP_STATE_DICT_TYPE") == "FULL_STATE_DICT"
         if backend == "hccl" and _is_set("ACCELERATE_USE_FSDP") and (whole or _is_set("FSDP_OFFLOAD_PARAMS")):
             backend = "npu:hccl,cpu:gloo"
         return backend, kind
@@ -60,7 +60,7 @@ def fsdp_has_a_backend_for_the_cpu(module: ModuleType) -> None:
 
 
 def attention_masks_stay_as_they_are(module: Any) -> None:
-    """On an NPU Transformers makes sdpa's masks of numbers ones of booleans, and repeats keys and values."""
+    """On an NPU, Transformers turns sdpa's masks of numbers into masks of booleans, and repeats keys and values."""
     if hasattr(module, "_is_torch_npu_available"):
         module._is_torch_npu_available = False
 
@@ -71,21 +71,21 @@ def deepspeed_names_its_device(module: ModuleType) -> None:
 
 
 def a_vllm_server_gets_its_weights(module: ModuleType) -> None:
-    """TRL hands weights to a vLLM server from CUDA's devices alone, since NCCL carries them; here gloo does."""
+    """Weights reach a vLLM server. TRL sends them from CUDA devices only, since NCCL carries them; here gloo does."""
     from pytest_trlcompat.inference import gloo_transfer
 
     gloo_transfer.adapt_client(module)
 
 
 def a_vllm_server_is_told_a_device(module: ModuleType) -> None:
-    """TRL asks CUDA for the number of the device from which it hands weights to a vLLM server."""
+    """The number of the device is known from which TRL sends weights to a vLLM server. TRL asks CUDA for it."""
     from pytest_trlcompat.inference import gloo_transfer
 
     gloo_transfer.adapt_generation(module)
 
 
 def a_trainer_tells_its_vllm_server_a_device(module: ModuleType) -> None:
-    """Before 0.28 TRL's trainers themselves ask CUDA for that number."""
+    """As :func:`a_vllm_server_is_told_a_device`, for TRL before 0.28, whose trainers themselves ask CUDA."""
     from pytest_trlcompat.inference import gloo_transfer
 
     gloo_transfer.adapt_trainer(module)
@@ -107,7 +107,7 @@ ADAPTATIONS: dict[str, tuple[Callable[[ModuleType], None], ...]] = {
 
 
 def install() -> None:
-    """Adapt what has been imported already, and the rest when its time comes."""
+    """Adapt the modules that have been imported already, and the others as they are imported."""
     _triton.use_the_interpreter()
     for name in ADAPTATIONS:
         if name in sys.modules:
@@ -116,7 +116,7 @@ def install() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds no module itself: it has a hand in loading those that others find."""
+    """Finds no module itself, but adapts those that other finders find."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -33,7 +33,7 @@ def register() -> None:
 
 
 def _bind_to_no_device() -> None:
-    """Take a ``device_id`` for what it is to gloo, which connects at once in any case: nothing.
+    """Ignore a ``device_id``, which means nothing to gloo: gloo connects at once in any case.
 
     DeepSpeed 0.17.3 to 0.17.5 binds its process group to its device. Before torch 2.7 that can be CUDA's alone.
     """

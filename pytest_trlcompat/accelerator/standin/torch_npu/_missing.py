@@ -1,7 +1,7 @@
-"""What the stand-in says where it is asked for a name that it has not: that it is a stand-in.
+"""The error of the stand-in for a name that it lacks. It says that the module is a stand-in.
 
-A failure is then known by its own words as one of the software accelerator, and never taken for one of the library that
-asked. It is an AttributeError, so ``hasattr`` and ``getattr`` with a default answer as ever.
+So the failure is known by its message as one of the software accelerator, and is never blamed on the library that asked
+for the name. The error is an AttributeError, so ``hasattr`` and ``getattr`` with a default work as usual.
 """
 
 from __future__ import annotations

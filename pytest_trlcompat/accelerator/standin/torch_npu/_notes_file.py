@@ -1,7 +1,7 @@
-"""The file in which the ranks of one machine leave each other notes: made by one, found by the others by its name.
+"""The file in which the ranks of one machine leave each other notes: one rank makes it, the others find it by its name.
 
-Its name comes out of a store, which on several machines is a port that asks for no secret. So it names no path: it is
-looked for among this process's temporary files, and taken only if it is what a rank of this user has made there.
+The name comes out of a store, which on several machines is a port that asks for no secret. So the name is no path: the
+file is looked for among this process's temporary files, and taken only if a rank of this user has made it there.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ _NAME = re.compile(rf"{_PREFIX}\w{{8}}", re.ASCII)
 
 
 def create(size: int) -> tuple[int, str]:
-    """A file of zeros, all of it on the disk: a process that writes into a hole is killed if the disk is full.
+    """Make a file of zeros, all of it on the disk: a process that writes into a hole is killed if the disk is full.
+
+    Args:
+        size: in bytes.
 
     Returns:
-        Its descriptor and name; -1 and an empty name where it cannot be made.
+        The file's descriptor and name; -1 and an empty name where the file cannot be made.
     """
     try:
         descriptor, path = tempfile.mkstemp(prefix=_PREFIX)
@@ -37,7 +40,14 @@ def create(size: int) -> tuple[int, str]:
 
 
 def open_existing(name: str, size: int) -> int:
-    """The descriptor of such a file; -1 where there is none of this user, this size and this kind."""
+    """Open a file that another rank has made.
+
+    Args:
+        size: of the file, in bytes.
+
+    Returns:
+        Its descriptor; -1 where there is no file of this user, this size and this kind.
+    """
     if not _NAME.fullmatch(name):
         return -1
     try:
@@ -53,7 +63,7 @@ def open_existing(name: str, size: int) -> int:
 
 
 def remove(name: str) -> None:
-    """Take away its name; whoever has it open keeps it."""
+    """Remove the file's name. Processes that have the file open keep it."""
     os.unlink(_path(name))
 
 

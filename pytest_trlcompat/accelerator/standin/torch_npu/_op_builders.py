@@ -23,7 +23,7 @@ HOST_BUILDERS = ("CPUAdamBuilder", "CPUAdagradBuilder", "CPULionBuilder")
 
 
 def deepspeed_builds_no_kernels_for_npus(module: ModuleType) -> None:
-    """Have ``NPU_Accelerator`` of ``deepspeed.accelerator.npu_accelerator`` give these builders."""
+    """Make ``NPU_Accelerator`` of ``deepspeed.accelerator.npu_accelerator`` return these builders."""
     accelerator = module.NPU_Accelerator
     collect = accelerator._lazy_init_class_dict
 
@@ -31,7 +31,7 @@ def deepspeed_builds_no_kernels_for_npus(module: ModuleType) -> None:
         if self.class_dict:
             return
         collect(self)
-        # Not simply "deepspeed.ops.op_builder.cpu": where DeepSpeed is a checkout, its builders lie beside it.
+        # Not simply "deepspeed.ops.op_builder.cpu": in a checkout of DeepSpeed, the builders lie next to the package.
         host = importlib.import_module(self.op_builder_dir().removesuffix(".npu") + ".cpu")
         for name in HOST_BUILDERS:
             if hasattr(host, name):

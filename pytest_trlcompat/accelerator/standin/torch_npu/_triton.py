@@ -1,12 +1,15 @@
-"""Kernels that are written in Triton, Liger's for one, on the software accelerator: run by Triton's own interpreter.
+"""Kernels in Triton, such as Liger's, on the software accelerator: Triton's own interpreter runs them.
 
 The interpreter computes a kernel with NumPy, program by program, from the same source that a GPU's compiler takes. What
-it lacks is added here as its modules are imported. Floating-point arguments stay Python's numbers there, where a kernel
-expects a scalar of float32; a scalar is no index for newer NumPy; numbers in bfloat16 are computed with as if they were
-integers, and cut off instead of rounded; and the functions of a GPU's mathematics library have no body.
+it lacks is added here as its modules are imported:
 
-Liger has kernels of its own for Ascend's NPUs, which it takes wherever there is an NPU; here it takes those that
-everybody else runs.
+- floating-point arguments stay Python's numbers, where a kernel expects a scalar of float32;
+- a scalar is no index for newer NumPy;
+- numbers in bfloat16 are computed with as if they were integers, and cut off instead of rounded;
+- the functions of a GPU's mathematics library have no body.
+
+Liger has its own kernels for Ascend's NPUs, and takes them wherever there is an NPU. Here it takes the kernels that run
+on a GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ def use_the_interpreter() -> None:
 
 
 def numbers_are_scalars(module: Any) -> None:
-    """A float that a kernel is given is a scalar of float32, as a compiled kernel has it."""
+    """Floats among a kernel's arguments become scalars of float32, as in a compiled kernel."""
     import numpy
     import triton.language as tl
 
@@ -61,32 +64,33 @@ def scalars_are_indices(module: Any) -> None:
 
 
 def bfloat16_is_computed(module: Any) -> None:
-    """Operations with numbers in bfloat16 are done in float32, and what they give is rounded to the nearest."""
+    """Operations with numbers in bfloat16 are done in float32, and their results are rounded to the nearest."""
     import numpy
     import triton.language as tl
 
     convert: Callable[..., Any] = module._convert_float
 
     @functools.wraps(convert)
-    def converted(numbers: Any, given: Any, wanted: Any, rounding_mode: Any) -> Any:
-        if given != tl.float32 or wanted != tl.bfloat16:
-            return convert(numbers, given, wanted, rounding_mode)
+    def converted(numbers: Any, source_type: Any, target_type: Any, rounding_mode: Any) -> Any:
+        if source_type != tl.float32 or target_type != tl.bfloat16:
+            return convert(numbers, source_type, target_type, rounding_mode)
         rounded = torch.from_numpy(numpy.array(numbers, dtype=numpy.float32)).bfloat16()
+        # NumPy has no bfloat16: the interpreter keeps its bits as unsigned integers.
         return rounded.view(torch.int16).numpy().view(numpy.uint16)
 
-    def is_bfloat16(one: Any) -> bool:
-        return isinstance(one, module.TensorHandle) and bool(one.dtype.scalar == tl.bfloat16)
+    def is_bfloat16(operand: Any) -> bool:
+        return isinstance(operand, module.TensorHandle) and bool(operand.dtype.scalar == tl.bfloat16)
 
-    def widen(builder: Any, some: Iterable[Any]) -> list[Any]:
-        return [builder.cast_impl(one, tl.float32) if is_bfloat16(one) else one for one in some]
+    def widen(builder: Any, operands: Iterable[Any]) -> list[Any]:
+        return [builder.cast_impl(operand, tl.float32) if is_bfloat16(operand) else operand for operand in operands]
 
     def widened(operation: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(operation)
         def in_float32(self: Any, *arguments: Any, **keywords: Any) -> Any:
             if not any(map(is_bfloat16, arguments)):
                 return operation(self, *arguments, **keywords)
-            found = operation(self, *widen(self, arguments), **keywords)
-            return self.cast_impl(found, tl.bfloat16) if found.data.dtype == numpy.float32 else found
+            result = operation(self, *widen(self, arguments), **keywords)
+            return self.cast_impl(result, tl.bfloat16) if result.data.dtype == numpy.float32 else result
 
         return in_float32
 

@@ -1,7 +1,8 @@
-"""Whether the software accelerator does on this torch what everything else rests on: ``python -m torch_npu.selftest``.
+"""Checks what everything else needs of the software accelerator, on this torch: ``python -m torch_npu.selftest``.
 
-Run once after a build, in a process of its own, and kept with it. Prints one JSON document: for each check nothing, or
-what went wrong; and which capabilities this torch does not have at all. Numbers are compared with the CPU's.
+It runs once after a build, in a process of its own, and its result is stored with the build. It prints one JSON
+document: for each check ``null`` or what went wrong, and the capabilities that this torch does not have at all. Numbers
+are compared with the CPU's.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ class SelfTestFailure(AssertionError):
     """A result on the device is not the CPU's."""
 
 
-def expect(found: object, wanted: object) -> None:
-    if found != wanted:
-        raise SelfTestFailure(f"{found!r} instead of {wanted!r}")
+def expect(actual: object, expected: object) -> None:
+    if actual != expected:
+        raise SelfTestFailure(f"{actual!r} instead of {expected!r}")
 
 
-def expect_equal(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Bitwise, and on the device."""
-    expect(found.device.type, "npu")
-    if not torch.equal(found.cpu(), wanted):
-        raise SelfTestFailure(f"{found.tolist()} instead of {wanted.tolist()}")
+def expect_equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Expect bitwise equal numbers, on the device."""
+    expect(actual.device.type, "npu")
+    if not torch.equal(actual.cpu(), expected):
+        raise SelfTestFailure(f"{actual.tolist()} instead of {expected.tolist()}")
 
 
 # ---- one process
@@ -54,6 +55,7 @@ def expect_equal(found: torch.Tensor, wanted: torch.Tensor) -> None:
 def check_allocation() -> None:
     before = torch.npu.memory_allocated(1)
     tensor = torch.ones(3, 4, device="npu:1")
+    # 3 x 4 numbers of 4 bytes.
     expect(torch.npu.memory_allocated(1) - before, 48)
     expect(torch.empty(1, device="npu").device, torch.device("npu", 0))
     expect(tensor.sum().item(), 12.0)
@@ -87,6 +89,7 @@ def check_views() -> None:
     tensor = torch.arange(6, device="npu").view(2, 3)
     tensor.t()[0] += 10
     expect_equal(tensor, torch.tensor([[10, 1, 2], [13, 4, 5]]))
+    # Twice the bytes of its 6 numbers.
     tensor.untyped_storage().resize_(96)
     expect(tensor.untyped_storage().nbytes(), 96)
 
@@ -103,6 +106,7 @@ def check_autograd() -> None:
 
 
 def check_autocast() -> None:
+    # bfloat16 has steps of 2**-7 above 1: if the product is computed in it, the 2**-9 is rounded away.
     left, right = torch.full((2, 2), 1.0 + 2**-9, device="npu"), torch.eye(2, device="npu")
     with torch.autocast("npu", dtype=torch.bfloat16):
         product = left @ right
@@ -121,16 +125,16 @@ def check_conjugate() -> None:
 
 def check_random_state() -> None:
     torch.manual_seed(7)
-    wanted = torch.rand(3)
+    on_cpu = torch.rand(3)
     torch.npu.manual_seed(7)
-    expect_equal(torch.rand(3, device="npu"), wanted)
+    expect_equal(torch.rand(3, device="npu"), on_cpu)
     state = torch.npu.get_rng_state()
     first = torch.rand(3, device="npu")
     torch.npu.set_rng_state(state)
     expect_equal(torch.rand(3, device="npu"), first.cpu())
     generator = torch.Generator("npu")
     generator.manual_seed(7)
-    expect_equal(torch.rand(3, device="npu", generator=generator), wanted)
+    expect_equal(torch.rand(3, device="npu", generator=generator), on_cpu)
 
 
 def check_streams() -> None:
@@ -145,6 +149,8 @@ def check_streams() -> None:
 
 
 # ---- two processes
+NUMBERS_PER_RANK = 15
+"""Of the 30 in the network: 4 x 4 + 4 in its first layer, 4 x 2 + 2 in its second."""
 
 
 def check_collectives(rank: int) -> None:
@@ -157,6 +163,7 @@ def check_collectives(rank: int) -> None:
     expect_equal(tensor, torch.tensor([6.0, 6.0]))
     part = torch.empty(1, device="npu")
     dist.reduce_scatter_tensor(part, torch.arange(2.0, device="npu") + rank, op=dist.ReduceOp.AVG)
+    # The mean over ranks of [0, 1] and [1, 2]; each rank has the element of its number.
     expect_equal(part, torch.tensor([rank + 0.5]))
 
 
@@ -179,21 +186,22 @@ def _train(model: Any, batches: list[torch.Tensor]) -> None:
 
 
 def _expected_output(probe: torch.Tensor) -> torch.Tensor:
-    """What the network gives after a step on the batches of all ranks, in one process on the CPU."""
+    """The network's output after a step on the batches of all ranks, in one process on the CPU."""
     network = _network("cpu")
     _train(network, [_batch(rank) for rank in range(RANKS)])
     return network(probe).detach()
 
 
 def _check_sharded(rank: int, model: Any, sharded: int) -> None:
+    """Check a step of a sharded model, of whose parameters this rank holds ``sharded`` numbers."""
     probe = torch.ones(1, 4)
-    wanted = _expected_output(probe)
+    expected = _expected_output(probe)
     expect(sum(_local(parameter).numel() for parameter in model.parameters()), sharded)
     _train(model, [_batch(rank).to("npu")])
-    found = model(probe.to("npu")).detach()
-    expect(found.device, torch.device("npu", rank))
-    if not torch.allclose(found.cpu(), wanted, rtol=0, atol=1e-6):
-        raise SelfTestFailure(f"after a step the model gives {found.tolist()} instead of {wanted.tolist()}")
+    output = model(probe.to("npu")).detach()
+    expect(output.device, torch.device("npu", rank))
+    if not torch.allclose(output.cpu(), expected, rtol=0, atol=1e-6):
+        raise SelfTestFailure(f"after a step the model gives {output.tolist()} instead of {expected.tolist()}")
 
 
 def _local(parameter: Any) -> torch.Tensor:
@@ -208,7 +216,7 @@ def check_fsdp1(rank: int) -> None:
     model = FullyShardedDataParallel(
         _network("cpu"), auto_wrap_policy=policy, device_id=torch.device("npu", rank), use_orig_params=True
     )
-    _check_sharded(rank, model, 15)
+    _check_sharded(rank, model, NUMBERS_PER_RANK)
 
 
 def check_fsdp2(rank: int) -> None:
@@ -219,7 +227,7 @@ def check_fsdp2(rank: int) -> None:
     mesh = init_device_mesh("npu", (RANKS,))
     for module in (*model, model):
         fully_shard(module, mesh=mesh)
-    _check_sharded(rank, model, 15)
+    _check_sharded(rank, model, NUMBERS_PER_RANK)
 
 
 # ---- running them
@@ -249,7 +257,7 @@ TOGETHER = (check_collectives, check_fsdp1, check_fsdp2)
 
 
 def run() -> dict[str, Any]:
-    """All checks. Raises nothing: a failure, a crash and a hang are results."""
+    """Run all checks. Nothing is raised: a failure, a crash and a hang are results."""
     for module in ("torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"):  # once, not in each process
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
@@ -266,8 +274,11 @@ def run() -> dict[str, Any]:
         together = [check for check in TOGETHER if _name(check) not in missing]
         alone, *ranks = ends
         checks = {
-            **{_name(check): _found(_name(check), folder, {alone: ends[alone]}) for check in ALONE},
-            **{_name(check): _found(_name(check), folder, {who: ends[who] for who in ranks}) for check in together},
+            **{_name(check): _first_failure(_name(check), folder, {alone: ends[alone]}) for check in ALONE},
+            **{
+                _name(check): _first_failure(_name(check), folder, {who: ends[who] for who in ranks})
+                for check in together
+            },
         }
     return {
         "torch": str(torch.__version__),
@@ -282,7 +293,7 @@ def _name(check: Callable[..., None]) -> str:
 
 
 def _fork(who: str, folder: Path, function: Callable[[], None]) -> tuple[str, int]:
-    """Run it in a process of its own, where a crash is a result."""
+    """Run a function in a process of its own, where a crash is a result; returns ``who`` and the process's number."""
     pid = os.fork()
     if pid != 0:
         return who, pid
@@ -318,7 +329,7 @@ def _rank(rank: int, who: str, folder: Path, missing: dict[str, str]) -> None:
 
 
 def _note(who: str, name: str, folder: Path, check: Callable[[], None]) -> None:
-    """Write down what came of a check; a file without an end is that of a check that did not return."""
+    """Write down the outcome of a check. A check that did not return leaves an empty file."""
     file = folder / f"{name} {who}"
     file.touch()
     outcome = None
@@ -332,7 +343,7 @@ def _note(who: str, name: str, folder: Path, check: Callable[[], None]) -> None:
 
 
 def _wait(pid: int, deadline: float) -> str:
-    """How it ended; it has, afterwards."""
+    """How a process ended. A process that has not ended by the deadline is killed."""
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -344,7 +355,7 @@ def _wait(pid: int, deadline: float) -> str:
     return f"no end within {PATIENCE_SECONDS:.0f} s"
 
 
-def _found(name: str, folder: Path, ends: dict[str, str]) -> str | None:
+def _first_failure(name: str, folder: Path, ends: dict[str, str]) -> str | None:
     """The first failure of a check in these processes."""
     for who, end in ends.items():
         file = folder / f"{name} {who}"

@@ -14,7 +14,7 @@ __all__ = ["config", "conv", "is_jit_compile_false", "matmul", "set_compile_mode
 
 
 class _Choices:
-    """Attributes that may be set, and no others: a misspelt one would be believed."""
+    """Attributes that may be set, and no others: otherwise a misspelt name would pass without effect."""
 
     def __init__(self, owner: str, **defaults: object) -> None:
         self.__dict__.update(defaults, _owner=owner)

@@ -7,6 +7,6 @@ __all__ = ["get_open_port"]
 
 def get_open_port() -> int:
     """A port that nobody uses now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
