@@ -23,7 +23,7 @@ LAYERS = (
     {"checks", "ci", "doctor", "launch", "matrix"},
     {"accelerator", "catalog", "inference"},
     {"conformance"},
-    {"reference", "tiny", "trainers", "_cleaner", "_location"},
+    {"reference", "tiny", "trainers", "_cache", "_cleaner", "_location"},
     {
         "__init__",
         "_data",
