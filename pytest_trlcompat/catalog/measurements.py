@@ -25,7 +25,7 @@ from pytest_trlcompat.catalog.remedies import Ways, ways_of
 from pytest_trlcompat.catalog.verdict import Verdict
 
 if TYPE_CHECKING:
-    from pytest_trlcompat.catalog.evidence import Evidence
+    from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
     from pytest_trlcompat.catalog.known_issues import Catalog
 
 __all__ = ["FILE", "Cell", "CellSet", "Measurements", "published"]
@@ -114,7 +114,7 @@ class Measurements:
                 "blocked_by": blocked_by,
                 "fitting": fitting,
                 "first": first,
-                "ways": {name: _stored(ways_of(catalog[name], evidence.cells)) for name in first},
+                "ways": _StoredWays(catalog, evidence.cells),
             }
         )
 
@@ -123,7 +123,9 @@ class Measurements:
         Args:
             made_from: what changes with the evidence and the catalogue; empty in a wheel, where nothing changes.
         """
-        return json.dumps({"made_from": made_from, **self._document}, separators=(",", ":")) + "\n"
+        document = {"made_from": made_from, **self._document}
+        document["ways"] = {name: document["ways"][name] for name in self._first}
+        return json.dumps(document, separators=(",", ":")) + "\n"
 
     def gave(self, issue_id: str, label: str, verdict: Verdict, by: str = "") -> CellSet:
         """The cells that measured this verdict, or what it was called before failures were attributed.
@@ -178,8 +180,17 @@ class Measurements:
         return Ways(tuple(map(FixedReleases.restored, fixed)), tuple(mixins), tuple(configs))
 
 
-def _stored(ways: Ways) -> list[Any]:
-    return [[each.stored() for each in ways.fixed], ways.mixins, ways.configs]
+class _StoredWays(dict[str, list[Any]]):
+    """By known issue what helps, as JSON holds it, made when it is first asked for: an answer asks about few issues."""
+
+    def __init__(self, catalog: Mapping[str, KnownIssue], cells: Sequence[MeasuredCell]) -> None:
+        super().__init__()
+        self._catalog, self._cells = catalog, cells
+
+    def __missing__(self, name: str) -> list[Any]:
+        ways = ways_of(self._catalog[name], self._cells)
+        self[name] = stored = [[fixed.stored() for fixed in ways.fixed], ways.mixins, ways.configs]
+        return stored
 
 
 def _add(sets: dict[str, CellSet], key: str, number: int) -> None:
