@@ -1,8 +1,9 @@
 """What the build of a wheel adds to the files that git tracks; ``pyproject.toml`` names it to hatchling.
 
-A wheel gets the stub of the trainers' package, what each cure cures, the index of the catalogue, and the reports to
-paste upstream. An editable installation gets the stub alone, next to the sources, where type checkers look and git
-ignores it. At run time a checkout reads its sources themselves, so that nothing in it goes stale.
+A wheel gets the stub of the trainers' package, what each cure cures, the index of the catalogue, what the cells gave of
+each known issue, and the reports to paste upstream. An editable installation gets the stub alone, next to the sources,
+where type checkers look and git ignores it. At run time a checkout reads its sources themselves, so that nothing in it
+goes stale.
 """
 
 from __future__ import annotations
@@ -54,14 +55,16 @@ class CustomBuildHook(BuildHookInterface[Any]):
 
 def _generated() -> dict[str, str]:
     """Paths in the wheel, and the texts."""
-    from pytest_trlcompat.catalog import index, known_issues, upstream_reports
+    from pytest_trlcompat.catalog import evidence, index, known_issues, reading, upstream_reports
+    from pytest_trlcompat.catalog.measurements import Measurements
     from pytest_trlcompat.trainers.curing import known, stub
 
-    issues = known_issues.read(known_issues.SOURCE)
+    issues = reading.read(known_issues.SOURCE)
     reports = {name: upstream_reports.stored_report(issues[name]) for name in upstream_reports.reported()}
     return {
         **{f"pytest_trlcompat/fixtures/upstream/{name}.md": text for name, text in reports.items()},
         "pytest_trlcompat/catalog/index.json": index.text_of(issues.values()),
+        "pytest_trlcompat/catalog/measurements.json": Measurements.of(issues, evidence.published()).to_json(),
         "pytest_trlcompat/trainers/__init__.pyi": stub.stub(),
         "pytest_trlcompat/trainers/known.json": known.stored(),
     }

@@ -77,7 +77,7 @@ SERVER_RELEASES = ("0.20.0", "0.26.2", "0.28.0", "1.0.0")
 
 LONG_BENCHMARKS = (
     *("conformance_faults", "fused_heads", "kills", "loss_memory", "other_seeds", "sweep", "launch", "soak"),
-    *("training_cost", "vllm_faults"),
+    *("doctor_answers", "training_cost", "vllm_faults"),
 )
 
 try:

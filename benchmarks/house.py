@@ -26,7 +26,7 @@ GENERATED = (
     *("docs/compatibility.md", "docs/cures.md", "docs/npu-branches.md", "docs/explore/*", "docs/issues/*"),
     *("docs/explanation/findings.md", "docs/reference/fields.md"),
     *("pytest_trlcompat/trainers/__init__.pyi", "pytest_trlcompat/trainers/known.json", "fixtures/upstream/*.md"),
-    "pytest_trlcompat/catalog/index.json",
+    *("pytest_trlcompat/catalog/index.json", "pytest_trlcompat/catalog/measurements.json"),
 )
 """What the build of the site or of the wheel makes."""
 _NOTE = "<!-- Made by "

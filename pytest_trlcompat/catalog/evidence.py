@@ -28,7 +28,7 @@ from packaging.version import Version
 from pytest_trlcompat import _data
 from pytest_trlcompat._json_files import Unreadable, parse, read_text
 from pytest_trlcompat._provenance import Provenance
-from pytest_trlcompat.catalog.evidence_fields import check_names, day, field_of, stack
+from pytest_trlcompat.catalog.evidence_fields import EvidenceError, check_names, day, field_of, stack
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.stack import PACKAGES
 
@@ -61,10 +61,6 @@ _ORIGIN = " @"
 """How the text of a verdict goes on that has another origin than most of its cell: ``ok @1``, the second of them."""
 _VERDICTS = {verdict.value: verdict for verdict in Verdict}
 """Ten times as fast as ``Verdict(text)``; a sweep has thousands."""
-
-
-class EvidenceError(ValueError):
-    """The file is no evidence."""
 
 
 class Origin(NamedTuple):

@@ -12,10 +12,14 @@ from typing import Any, TypeVar
 from pytest_trlcompat._json_files import Unreadable, check_version
 from pytest_trlcompat.catalog.verdict import NAME
 
-__all__ = ["check_names", "day", "field_of", "stack"]
+__all__ = ["EvidenceError", "check_names", "day", "field_of", "stack"]
 
 _T = TypeVar("_T")
 _DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+
+
+class EvidenceError(ValueError):
+    """The file is no evidence."""
 
 
 def field_of(raw: Any, name: str, kind: type[_T]) -> _T:

@@ -6,12 +6,12 @@ this table such a trainer would be called right under a strategy that it does no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_trlcompat.catalog.ranges import ALL, Range, parse
 
-__all__ = ["STRATEGIES", "AbsentStrategy", "absent_strategy", "partly_absent_strategies"]
+__all__ = ["STRATEGIES", "AbsentStrategy"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,20 @@ class AbsentStrategy:
     instead: str
     except_for: tuple[str, ...] = ()
 
+    def concerns(self, strategy: str, trainer: str = "") -> bool:
+        """Whether it is about a strategy, without a variant, and a trainer; without one, about every trainer."""
+        return self.strategy == strategy and (not self.except_for or (bool(trainer) and trainer not in self.except_for))
+
+    def is_certain(self, versions: Mapping[str, Range | None]) -> bool:
+        """Whether it holds for all versions that a stack may have; what is not there may be any."""
+        found = ((versions.get(package), parse(text)) for package, text in self.when.items())
+        return all(here is not None and wanted.covers(here) for here, wanted in found)
+
+    def is_possible(self, versions: Mapping[str, Range | None]) -> bool:
+        """Whether it holds for some of the versions that a stack may have; ``None``: it is not installed."""
+        found = ((versions.get(package, ALL), parse(text)) for package, text in self.when.items())
+        return all(here is not None and here.meets(wanted) for here, wanted in found)
+
 
 STRATEGIES = (
     AbsentStrategy(
@@ -47,44 +61,3 @@ STRATEGIES = (
         except_for=("ppo", "rloo", "first_rloo"),  # which prepare both; RLOO did until TRL 0.21
     ),
 )
-
-
-def absent_strategy(name: str, versions: Mapping[str, Range | None], trainer: str = "") -> AbsentStrategy | None:
-    """Why a stack has no such strategy; ``None`` where it has, or where that is not certain.
-
-    Args:
-        name: of the strategy, without a variant.
-        versions: of the stack, by package; what is not there may be any.
-        trainer: the one that is asked about; empty: only what every trainer lacks counts.
-    """
-    for absence in _absences(name, trainer):
-        found = {package: versions.get(package) for package in absence.when}
-        if all(here is not None and parse(absence.when[package]).covers(here) for package, here in found.items()):
-            return absence
-    return None
-
-
-def partly_absent_strategies(
-    name: str, versions: Mapping[str, Range | None], trainer: str = ""
-) -> tuple[AbsentStrategy, ...]:
-    """Why a stack whose versions are not settled has no such strategy with some of them; empty where it has with all.
-
-    Args:
-        name: of the strategy, without a variant.
-        versions: of the stack, by package; what is not there may be any, ``None``: it is not installed.
-        trainer: the one that is asked about; empty: only what every trainer lacks counts.
-    """
-    return tuple(
-        absence
-        for absence in _absences(name, trainer)
-        if all(
-            (here := versions.get(package, ALL)) is not None and here.meets(parse(text))
-            for package, text in absence.when.items()
-        )
-    )
-
-
-def _absences(name: str, trainer: str) -> Iterator[AbsentStrategy]:
-    for absence in STRATEGIES:
-        if absence.strategy == name and (not absence.except_for or (trainer and trainer not in absence.except_for)):
-            yield absence

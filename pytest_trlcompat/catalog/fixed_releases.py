@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
-from pytest_trlcompat.catalog.ranges import Range, parse
-from pytest_trlcompat.catalog.regions import Axis, Domain, Point, regions
+from pytest_trlcompat.catalog.ranges import Range, at, parse, restored
+from pytest_trlcompat.catalog.regions import Axis, Domain, Point, Projection
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.stack import PACKAGES
 
-__all__ = ["Alternative", "FixedReleases", "fixed_releases"]
+if TYPE_CHECKING:
+    from pytest_trlcompat.catalog.evidence import MeasuredCell
 
-_DOMAIN = {"trl": parse(">=0.9.6")}
+__all__ = ["Alternative", "FixedReleases", "counted", "fixed_releases"]
+
+_OLDEST = {"trl": ">=0.9.6"}
 """Releases that have a trainer of those that the suites run: no older one is ever advised."""
 _FIRST = ("trl", "transformers")
 """Packages that people look at first."""
@@ -36,10 +40,13 @@ class Alternative:
 
     Attributes:
         lasting: whether it holds for all later releases of these packages too, as far as they have the trainer.
+        surplus: by strategy, in how many more of the measured cells that have these releases the issue's suite failed
+            for another reason than was right; empty where nobody has counted, see :func:`counted`.
     """
 
     ranges: Mapping[str, Range]
     lasting: bool
+    surplus: Mapping[str, int] = field(default_factory=dict)
 
     def describe(self) -> str:
         """``trl >=0.15 with transformers >=4.49``."""
@@ -66,6 +73,47 @@ class FixedReleases:
 
     strategies: tuple[str, ...]
     alternatives: tuple[Alternative, ...]
+
+    def stored(self) -> list[Any]:
+        """As JSON holds it; see :meth:`restored`."""
+        alternatives = [
+            [{package: versions.stored() for package, versions in each.ranges.items()}, each.lasting, each.surplus]
+            for each in self.alternatives
+        ]
+        return [self.strategies, alternatives]
+
+    @classmethod
+    def restored(cls, data: Sequence[Any]) -> FixedReleases:
+        """The inverse of :meth:`stored`."""
+        strategies, alternatives = data
+        return cls(
+            tuple(strategies),
+            tuple(
+                Alternative({package: restored(text) for package, text in ranges.items()}, lasting, surplus)
+                for ranges, lasting, surplus in alternatives
+            ),
+        )
+
+
+def counted(issue: KnownIssue, cells: Sequence[MeasuredCell]) -> tuple[FixedReleases, ...]:
+    """:func:`fixed_releases`, with what cells have measured with them."""
+    return tuple(
+        replace(each, alternatives=tuple(_counted(issue, each.strategies, one, cells) for one in each.alternatives))
+        for each in fixed_releases(issue)
+    )
+
+
+def _counted(
+    issue: KnownIssue, strategies: Sequence[str], alternative: Alternative, cells: Sequence[MeasuredCell]
+) -> Alternative:
+    surplus: dict[str, int] = {}
+    for cell in cells:
+        for label in strategies:
+            verdict = cell.verdicts.get((issue.id, "upstream", label))
+            here = (verdict in (Verdict.ERROR, Verdict.BLOCKED)) - (verdict is Verdict.OK)
+            if here and alternative.holds({p: at(cell.versions[p]) for p in alternative.ranges if p in cell.versions}):
+                surplus[label] = surplus.get(label, 0) + here
+    return replace(alternative, surplus=surplus)
 
 
 @functools.cache
@@ -96,9 +144,14 @@ def _answers(issue: KnownIssue, is_problem: Judge) -> tuple[FixedReleases, ...]:
     return tuple(found.values())
 
 
+@functools.cache
+def _everywhere() -> Projection:
+    return Projection({package: parse(text) for package, text in _OLDEST.items()})
+
+
 def _alternatives(issue: KnownIssue, strategy: str, is_problem: Judge) -> tuple[Alternative, ...] | None:
     """The fewest that cover all that is right; ``None`` where the issue shows on no stack under this strategy."""
-    predicted = regions(issue, "upstream", strategy, _DOMAIN)
+    predicted = _everywhere().regions(issue.predictions, "upstream", strategy)
     problems = [point for point, each in predicted.predicted.items() if each is not None and is_problem(each)]
     if not problems:
         return None

@@ -6,15 +6,14 @@ checkout, and made anew whenever a file on which it depends has changed. Imports
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_trlcompat import _data, _json_files, _trust
+from pytest_trlcompat import _cache
+from pytest_trlcompat.catalog import existence, ranges
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction, ShownDifference, Symptom
 from pytest_trlcompat.catalog.verdict import Verdict
 
@@ -37,7 +36,10 @@ def text_of(issues: Iterable[KnownIssue], made_from: str = "") -> str:
     numbers: dict[str, int] = {}
     entries = [_entry(issue, numbers) for issue in issues]
     predictions = [json.loads(text) for text in numbers]
-    document = {"made_from": made_from, "predictions": predictions, "issues": entries}
+    conditions = [*(when for _, _, when, *_ in predictions), *(absence.when for absence in existence.STRATEGIES)]
+    texts = {text for when in conditions for text in when.values()}
+    stored = {text: ranges.parse(text).stored() for text in sorted(texts)}
+    document = {"made_from": made_from, "ranges": stored, "predictions": predictions, "issues": entries}
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
@@ -64,6 +66,7 @@ def parse(text: str, made_from: str = "") -> list[KnownIssue] | None:
         document = json.loads(text)
         if document["made_from"] != made_from:
             return None
+        ranges.remember(document["ranges"])
         predictions = [
             Prediction(Verdict(verdict), subject, when, tuple(strategies), why, by)
             for verdict, subject, when, strategies, why, by in document["predictions"]
@@ -92,11 +95,7 @@ def packaged() -> list[KnownIssue] | None:
 
 def stamp(folder: Path) -> str:
     """Changes when something may have changed on which the index of a catalogue depends; costs no reading."""
-    digest = hashlib.sha256()
-    for path in sorted(_sources(folder)):
-        status = os.stat(path)
-        digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+    return _cache.stamp(list(_sources(folder)))
 
 
 def _sources(folder: Path) -> Iterator[str]:
@@ -118,34 +117,10 @@ def _files(folder: Path, end: str) -> Iterator[str]:
 
 def cached(folder: Path, made_from: str) -> list[KnownIssue] | None:
     """The issues of the index that :func:`keep` wrote; ``None`` where there is none, or somebody else could have."""
-    try:
-        path = _cache(folder)
-        _trust.check_folder(path.parent)
-        _trust.check_files(path.parent, [path.name])
-        return parse(_json_files.read_text(path), made_from)
-    except (OSError, RuntimeError, _trust.UntrustedError, _json_files.Unreadable):
-        return None
+    text = _cache.read(folder)
+    return None if text is None else parse(text, made_from)
 
 
 def keep(folder: Path, issues: Iterable[KnownIssue], made_from: str) -> None:
-    """Write the index of a checkout's catalogue into the user's cache, if there is a place where nobody else writes."""
-    with contextlib.suppress(OSError, RuntimeError, _trust.UntrustedError):
-        path = _cache(folder)
-        _trust.make_folder(path.parent)
-        import tempfile  # pytest loads this module at every start
-
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text_of(issues, made_from))
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-
-
-def _cache(folder: Path) -> Path:
-    """A checkout has one index, which the next one replaces."""
-    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    return _data.cache_folder() / "catalog" / f"{name}.json"
+    """Write the index of a checkout's catalogue into the user's cache."""
+    _cache.write(folder, text_of(issues, made_from))

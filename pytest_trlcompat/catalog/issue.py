@@ -6,7 +6,7 @@ Imports no package of the stack.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
@@ -211,7 +211,7 @@ class KnownIssue:
         """Whose cures cure it, as :func:`measured_with` names trainers; empty for one that meets every trainer."""
         return kind_of(self.id)
 
-    @property
+    @cached_property
     def packages(self) -> tuple[str, ...]:
         """The packages whose versions its predictions look at."""
         named = {package for prediction in self.predictions for package in prediction.when}
@@ -243,6 +243,27 @@ class KnownIssue:
             if any(not p.strategies or p.concerns(p.subject, name) for p in self.predictions)
         ]
         return tuple(dict.fromkeys([*plain, *exact]))
+
+    def labels_among(self, considered: Sequence[str]) -> list[str]:
+        """Its strategies among those considered.
+
+        A strategy without a variant selects all its variants. A variant that the issue does not list selects its
+        strategy.
+        """
+        known = self.labels()
+        found = [label for label in known if label in considered or kind(label) in considered]
+        found += [kind(label) for label in considered if label not in known and kind(label) in known]
+        return list(dict.fromkeys(found))
+
+    def can_show(self, versions: Mapping[str, object]) -> bool:
+        """Whether a stack has, or may have, the packages without which it cannot show; ``None``: not installed."""
+        return all(versions[package] is not None for package in self.needs)
+
+    def without_blockers(self, blockers: Collection[str] | None = None) -> tuple[Prediction, ...]:
+        """Its predictions but those that some known issues stop its suite; without ``blockers``, that any does."""
+        return tuple(
+            each for each in self.predictions if not each.by or (blockers is not None and each.by not in blockers)
+        )
 
     def predict(self, subject: str, strategy: str, versions: Mapping[str, str]) -> Prediction | None:
         """The first prediction that applies; for ``corrected`` it is ``ok`` unless one says otherwise."""
@@ -314,4 +335,5 @@ def kind(strategy: str) -> str:
 
 @cache
 def _matches(patterns: tuple[str, ...], strategy: str) -> bool:
-    return any(fnmatchcase(strategy, pattern) for pattern in patterns)
+    # Most patterns are names, and to compile one takes longer than all that is asked of it.
+    return any(pattern == strategy or ("*" in pattern and fnmatchcase(strategy, pattern)) for pattern in patterns)

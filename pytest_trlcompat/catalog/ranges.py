@@ -15,14 +15,29 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from packaging.specifiers import InvalidSpecifier, Specifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-__all__ = ["ABSENT", "ALL", "Cut", "Range", "at", "both", "either", "parse", "pieces"]
+if TYPE_CHECKING:
+    from packaging.specifiers import Specifier
+
+__all__ = [
+    "ABSENT",
+    "ALL",
+    "Cut",
+    "Range",
+    "at",
+    "both",
+    "either",
+    "minor_release",
+    "parse",
+    "pieces",
+    "remember",
+    "restored",
+]
 
 Cut = tuple[Any, ...]
 """``(1, version, 0)`` just before a version, ``(1, version, 1)`` just after it; compared as tuples."""
@@ -123,6 +138,11 @@ class Range:
             parts[_DESCRIBED:] = [f"{rest} more ranges"]
         return " or ".join([*parts, *(["not installed"] if absent else [])]) or "no version"
 
+    def stored(self) -> str:
+        """A text from which :func:`restored` makes it ten times as fast as :func:`parse` would from specifiers."""
+        cuts = (cut for interval in self.intervals for cut in interval)
+        return " ".join(str(cut[0]) if len(cut) == 1 else f"{cut[1]}{'-+'[cut[2]]}" for cut in cuts)
+
     def _ends_at(self, cut: Cut) -> bool:
         """Whether one of its intervals begins or ends there; before the oldest version every range does."""
         before = bisect_right(self.intervals, (cut, _BEYOND)) - 1
@@ -174,6 +194,10 @@ def parse(text: str) -> Range:
     Raises:
         ValueError: it is none, or one of its versions has an epoch, which no release of the stack has.
     """
+    if text in _REMEMBERED:
+        return restored(_REMEMBERED[text])
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # most processes only meet remembered ranges
+
     try:
         specifiers = [_specifier(specifier) for specifier in SpecifierSet(text)]
     except (InvalidSpecifier, InvalidVersion) as error:
@@ -181,6 +205,15 @@ def parse(text: str) -> Range:
             f"malformed version range {_short(text)}; write it like '>=0.15,<0.18' or '==4.48.*'"
         ) from error
     return both((ALL, *specifiers))
+
+
+def remember(stored: Mapping[str, str]) -> None:
+    """Have :func:`parse` take some ranges as :meth:`Range.stored` wrote them; reading specifiers takes ten times as
+    long."""
+    _REMEMBERED.update(stored)
+
+
+_REMEMBERED: dict[str, str] = {}
 
 
 def _short(text: str) -> str:
@@ -245,6 +278,19 @@ def at(text: str) -> Range:
         raise ValueError(f"{text!r} is not a PEP 440 version") from error
     newest = Version(version.base_version) if version.is_prerelease else version
     return _between((1, version, _BEFORE), (1, newest, _AFTER))
+
+
+@functools.cache
+def restored(text: str) -> Range:
+    """The range of which :meth:`Range.stored` made a text."""
+    cuts = [(1, Version(cut[:-1]), "-+".index(cut[-1])) if cut[-1] in "-+" else (int(cut),) for cut in text.split()]
+    return Range(tuple(zip(cuts[::2], cuts[1::2], strict=True)))
+
+
+def minor_release(version: Version) -> Range:
+    """All releases of a version's minor release."""
+    major, minor = version.major, version.minor
+    return _between((1, Version(f"{major}.{minor}"), _BEFORE), (1, Version(f"{major}.{minor + 1}"), _BEFORE))
 
 
 def pieces(domain: Range, ranges: Iterable[Range]) -> list[Range]:

@@ -10,12 +10,13 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
-from pytest_trlcompat.catalog.ranges import ALL, Range, at, either, pieces
+from pytest_trlcompat.catalog.ranges import ALL, Range, at, either, parse, pieces
 from pytest_trlcompat.stack import PACKAGES
 
-__all__ = ["Axis", "Domain", "Point", "Region", "Regions", "regions", "unreachable"]
+__all__ = ["Axis", "Domain", "Point", "Projection", "Region", "Regions", "regions", "unreachable"]
 
 Domain = Mapping[str, Range | None]
 """Where each package may stand; ``None``: it is not installed; a package that is not named may stand anywhere."""
@@ -49,7 +50,7 @@ class Region:
     """Some of the points that the axes span.
 
     Attributes:
-        impossible: points at which no stack stands, see :func:`regions`.
+        impossible: points at which no stack stands, see :class:`Projection`.
     """
 
     axes: tuple[Axis, ...]
@@ -95,7 +96,7 @@ class Regions:
     Attributes:
         axes: packages whose versions still decide; none where the domain settles the answer.
         predicted: the first prediction that applies at each possible point, ``None`` where none does.
-        impossible: the other points, see :func:`regions`.
+        impossible: the other points, see :class:`Projection`.
     """
 
     axes: tuple[Axis, ...]
@@ -103,6 +104,10 @@ class Regions:
     impossible: frozenset[Point] = frozenset()
 
     def by_prediction(self) -> list[tuple[Prediction | None, Region]]:
+        return self._by_prediction
+
+    @cached_property
+    def _by_prediction(self) -> list[tuple[Prediction | None, Region]]:
         points: dict[int, set[Point]] = {}
         found: dict[int, Prediction | None] = {}
         for point, prediction in self.predicted.items():
@@ -111,43 +116,128 @@ class Regions:
         return [(found[key], Region(self.axes, frozenset(points[key]), self.impossible)) for key in points]
 
 
+class Projection:
+    """The catalogue on one stack, or on all that a domain holds.
+
+    Each prediction is held against the domain once, and questions to which the same predictions answer have one answer:
+    most strategies of an issue, and many issues, ask the same.
+    """
+
+    def __init__(self, domain: Domain, together: Sequence[Mapping[str, Range]] = ()) -> None:
+        """
+        Args:
+            together: what stands together in ``domain``, as the forks of a lock do: a point is possible if one of these
+                meets it in every package; without any, all points are.
+        """
+        self.domain = domain
+        self._together = together
+        self._held: dict[tuple[str, str], bool | None] = {}
+        # With the prediction, so that no other one gets its id.
+        self._left: dict[int, tuple[Prediction, dict[str, Range] | None]] = {}
+        self._regions: dict[tuple[int, ...], Regions] = {}
+
+    def regions(self, predictions: Iterable[Prediction], subject: str, strategy: str) -> Regions:
+        """Where in the domain each of an issue's predictions applies."""
+        alive = list(self._alive(predictions, subject, strategy))
+        key = tuple(id(prediction) for prediction, _ in alive)
+        found = self._regions.get(key)
+        if found is None:
+            found = self._regions[key] = self._cut(alive)
+        return found
+
+    def problems(
+        self, issue: KnownIssue, predictions: Sequence[Prediction], considered: Sequence[str]
+    ) -> list[tuple[str, Prediction, Region]]:
+        """The strategies under which a problem is predicted for TRL's trainer, with the prediction and its versions.
+
+        Args:
+            predictions: of the issue, all or some.
+        """
+        alive = [each for each in predictions if self.left(each) is not None]
+        found = []
+        if alive and issue.can_show(self.domain):
+            for label in issue.labels_among(considered):
+                for prediction, region in self.regions(alive, "upstream", label).by_prediction():
+                    if prediction is not None and prediction.verdict.is_problem:
+                        found.append((label, prediction, region))
+        return found
+
+    def left(self, prediction: Prediction) -> dict[str, Range] | None:
+        """Those of a prediction's ranges that the domain does not settle; ``None`` where it applies nowhere in it."""
+        found = self._left.get(id(prediction))
+        if found is None:
+            found = self._left[id(prediction)] = prediction, self._unsettled(prediction)
+        return found[1]
+
+    def _unsettled(self, prediction: Prediction) -> dict[str, Range] | None:
+        left: dict[str, Range] = {}
+        for package, text in prediction.when.items():
+            key = package, text
+            if key not in self._held:
+                self._held[key] = self._holds(package, text)
+            if self._held[key] is False:
+                return None
+            if self._held[key] is None:
+                left[package] = parse(text)
+        return left
+
+    def _holds(self, package: str, text: str) -> bool | None:
+        """Whether a range holds all over the domain; ``None``: only for some versions."""
+        possible, wanted = self.domain.get(package, ALL), parse(text)
+        if possible is None or not wanted.meets(possible):
+            return False
+        return True if wanted.covers(possible) else None
+
+    def _alive(
+        self, predictions: Iterable[Prediction], subject: str, strategy: str
+    ) -> Iterator[tuple[Prediction, dict[str, Range]]]:
+        """The predictions that may apply, each with those of its ranges that the domain does not settle."""
+        for prediction in predictions:
+            # Most predictions apply to other versions: to ask this first costs less.
+            if (left := self.left(prediction)) is not None and prediction.concerns(subject, strategy):
+                yield prediction, left
+                if not left:  # no later prediction is looked at
+                    return
+
+    def _cut(self, alive: Sequence[tuple[Prediction, dict[str, Range]]]) -> Regions:
+        axes = tuple(
+            _axis(package, alive, self.domain) for package in PACKAGES if any(package in left for _, left in alive)
+        )
+        if not axes:
+            return Regions((), {(): alive[0][0] if alive else None})
+        holds = [
+            (
+                prediction,
+                [
+                    {n for n, piece in enumerate(axis.pieces) if left[axis.package].covers(piece)}
+                    if axis.package in left
+                    else None
+                    for axis in axes
+                ],
+            )
+            for prediction, left in alive
+        ]
+        every = set(itertools.product(*(range(len(axis.pieces)) for axis in axes)))
+        possible = set(_possible(axes, self._together)) if self._together and len(axes) > 1 else every
+        predicted = {
+            point: next(
+                (
+                    prediction
+                    for prediction, sets in holds
+                    if all(allowed is None or n in allowed for n, allowed in zip(point, sets, strict=True))
+                ),
+                None,
+            )
+            for point in sorted(possible)
+        }
+        return Regions(axes, predicted, frozenset(every - possible))
+
+
 def regions(
     issue: KnownIssue, subject: str, strategy: str, domain: Domain, together: Sequence[Mapping[str, Range]] = ()
 ) -> Regions:
-    """Where in ``domain`` each prediction applies.
-
-    Args:
-        together: what stands together in ``domain``, as the forks of a lock do: a point is possible if one of these
-            meets it in every package; without any, all points are.
-    """
-    alive = list(_alive(issue, subject, strategy, domain))
-    axes = tuple(_axis(package, alive, domain) for package in PACKAGES if any(package in left for _, left in alive))
-    holds = [
-        (
-            prediction,
-            [
-                {n for n, piece in enumerate(axis.pieces) if left[axis.package].covers(piece)}
-                if axis.package in left
-                else None
-                for axis in axes
-            ],
-        )
-        for prediction, left in alive
-    ]
-    every = set(itertools.product(*(range(len(axis.pieces)) for axis in axes)))
-    possible = set(_possible(axes, together)) if together and len(axes) > 1 else every
-    predicted = {
-        point: next(
-            (
-                prediction
-                for prediction, sets in holds
-                if all(allowed is None or n in allowed for n, allowed in zip(point, sets, strict=True))
-            ),
-            None,
-        )
-        for point in sorted(possible)
-    }
-    return Regions(axes, predicted, frozenset(every - possible))
+    """:meth:`Projection.regions` of one issue in a domain about which nothing else is asked."""
+    return Projection(domain, together).regions(issue.predictions, subject, strategy)
 
 
 def _possible(axes: Sequence[Axis], together: Iterable[Mapping[str, Range]]) -> Iterator[Point]:
@@ -159,26 +249,6 @@ def _possible(axes: Sequence[Axis], together: Iterable[Mapping[str, Range]]) -> 
         yield from itertools.product(*meeting)
 
 
-def _alive(
-    issue: KnownIssue, subject: str, strategy: str, domain: Domain
-) -> Iterable[tuple[Prediction, dict[str, Range]]]:
-    """The predictions that may apply, each with those of its ranges that the domain does not settle."""
-    for prediction in issue.predictions:
-        if not prediction.concerns(subject, strategy):
-            continue
-        left: dict[str, Range] = {}
-        for package, wanted in prediction.ranges.items():
-            possible = domain.get(package, ALL)
-            if possible is None or not wanted.meets(possible):
-                break
-            if not wanted.covers(possible):
-                left[package] = wanted
-        else:
-            yield prediction, left
-            if not left:  # no later prediction is looked at
-                return
-
-
 def _axis(package: str, alive: Sequence[tuple[Prediction, dict[str, Range]]], domain: Domain) -> Axis:
     possible = domain.get(package, ALL)
     assert possible is not None  # else no prediction that needs it is alive
@@ -187,11 +257,12 @@ def _axis(package: str, alive: Sequence[tuple[Prediction, dict[str, Range]]], do
 
 def unreachable(issue: KnownIssue) -> list[Prediction]:
     """Predictions that never decide, because earlier ones apply wherever they would."""
+    everywhere = Projection({})
     reached = {
         id(prediction)
         for subject in {prediction.subject for prediction in issue.predictions}
         for strategy in (*issue.labels(), *_examples(issue))
-        for prediction in regions(issue, subject, strategy, {}).predicted.values()
+        for prediction in everywhere.regions(issue.predictions, subject, strategy).predicted.values()
     }
     return [prediction for prediction in issue.predictions if id(prediction) not in reached]
 

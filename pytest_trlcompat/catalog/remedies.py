@@ -5,25 +5,50 @@ Nothing of it is written by hand except an entry's ``workaround``. Imports no pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_trlcompat.catalog.evidence import MeasuredCell
-from pytest_trlcompat.catalog.fixed_releases import Alternative, FixedReleases, fixed_releases
+from pytest_trlcompat.catalog.fixed_releases import Alternative, FixedReleases, counted, fixed_releases
 from pytest_trlcompat.catalog.issue import STRATEGIES, KnownIssue
 from pytest_trlcompat.catalog.issue import TRAINERS as MEASURED
-from pytest_trlcompat.catalog.ranges import Range, at
 from pytest_trlcompat.catalog.regions import Domain
-from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.trainers.curing.kinds import TRAINERS
+from pytest_trlcompat.trainers.curing.kinds import KINDS, TRAINERS
 from pytest_trlcompat.trainers.curing.known import mixins_of
 from pytest_trlcompat.trainers.curing.names import MODULES, names_of
 
-__all__ = ["CORRECTED", "cured_in", "mixins", "own_trainer", "remedy"]
+if TYPE_CHECKING:
+    from pytest_trlcompat.catalog.evidence import MeasuredCell
+
+__all__ = ["CORRECTED", "Ways", "cured_in", "mixins", "own_trainer", "remedy", "ways_of"]
 
 CORRECTED = "pytest_trlcompat.trainers"
 """The package of the corrected trainers and of the mixins that they are made of."""
 
 _FAILING = " (most of what was measured there fails for another reason)"
+
+
+class Ways(NamedTuple):
+    """What is known to help with an issue, on whatever stack somebody meets it.
+
+    Attributes:
+        fixed: the releases with which upstream is right.
+        mixins: those that are its cure, for whichever kind of trainer.
+        configs: the classes of the corrected trainers' configs that are its cure.
+    """
+
+    fixed: tuple[FixedReleases, ...]
+    mixins: tuple[str, ...]
+    configs: tuple[str, ...]
+
+
+def ways_of(issue: KnownIssue, cells: Sequence[MeasuredCell] = ()) -> Ways:
+    """
+    Args:
+        cells: measured ones, by which releases with which most suites fail for another reason are marked.
+    """
+    fixed = counted(issue, cells) if cells else fixed_releases(issue)
+    configs = tuple(name for name in names_of(issue.cure) if name.endswith("Config"))
+    return Ways(fixed, mixins_of((issue.cure, *issue.cure_with)), configs)
 
 
 def remedy(
@@ -32,7 +57,7 @@ def remedy(
     *,
     trainer: str = "",
     versions: Domain | None = None,
-    cells: Sequence[MeasuredCell] = (),
+    ways: Ways | None = None,
 ) -> str:
     """One line: the corrected trainer, the releases that are right, and the entry's workaround.
 
@@ -40,45 +65,38 @@ def remedy(
         strategies: under which somebody meets the issue; what holds only under others is left out.
         trainer: which they use, a key of ``TRAINERS``, if known.
         versions: of their stack; releases that it has already are left out.
-        cells: measured ones, by which releases with which most suites fail for another reason are marked.
+        ways: what is known to help, where somebody has it already, or has counted what cells measured.
     """
-    ways = [text] if issue.cure and (text := _training(issue, trainer)) else []
-    fixed = [each for each in fixed_releases(issue) if not strategies or set(strategies) & set(each.strategies)]
+    ways = ways or ways_of(issue)
+    texts = [text] if issue.cure and (text := _training(issue, trainer, ways)) else []
+    relevant = [each for each in ways.fixed if not strategies or set(strategies) & set(each.strategies)]
     right = []
-    for each in fixed:
+    for each in relevant:
         under = [label for label in each.strategies if not strategies or label in strategies]
         others = [one for one in each.alternatives if versions is None or not one.holds(versions)]
         if others:
-            texts = [one.describe() + _failing(issue, under, one, cells) for one in others]
-            right.append(f"{_under(each, len(fixed))}take {', or '.join(texts)}")
+            releases = [one.describe() + _failing(one, under) for one in others]
+            right.append(f"{_under(each, len(relevant))}take {', or '.join(releases)}")
     if right:
-        ways.append("; ".join(right))
+        texts.append("; ".join(right))
     if issue.workaround:
-        ways.append(issue.workaround)
-    return ", or ".join(ways) or "nothing is known to help"
+        texts.append(issue.workaround)
+    return ", or ".join(texts) or "nothing is known to help"
 
 
-def _failing(
-    issue: KnownIssue, strategies: Sequence[str], alternative: Alternative, cells: Sequence[MeasuredCell]
-) -> str:
+def _failing(alternative: Alternative, strategies: Sequence[str]) -> str:
     """A remark on releases with which the suite failed for another reason in most of what was measured."""
-    surplus = 0  # of other failures over what is right
-    for cell in cells:
-        found = [cell.verdicts.get((issue.id, "upstream", label)) for label in strategies]
-        here = found.count(Verdict.ERROR) + found.count(Verdict.BLOCKED) - found.count(Verdict.OK)
-        if here and alternative.holds(_ranges(cell.versions, alternative.ranges)):
-            surplus += here
-    return _FAILING if surplus > 0 else ""
+    return _FAILING if sum(alternative.surplus.get(label, 0) for label in strategies) > 0 else ""
 
 
-def _ranges(versions: Mapping[str, str], packages: Iterable[str]) -> dict[str, Range]:
-    return {package: at(versions[package]) for package in packages if package in versions}
+def cured_in(issue: KnownIssue, ways: Ways | None = None) -> str:
+    """From which releases on its cure is not needed: ``trl 0.18 (fsdp1), trl 0.29 (fsdp2)``; empty where in none.
 
-
-def cured_in(issue: KnownIssue) -> str:
-    """From which releases on its cure is not needed: ``trl 0.18 (fsdp1), trl 0.29 (fsdp2)``; empty where in none."""
+    Args:
+        ways: what is known to help, where somebody has it already.
+    """
     strategies: dict[str, list[str]] = {}
-    for each in fixed_releases(issue):
+    for each in fixed_releases(issue) if ways is None else ways.fixed:
         first = " or ".join(alternative.first() for alternative in each.alternatives if alternative.lasting)
         strategies.setdefault(first, []).extend(each.strategies)
     if len(strategies) == 1:
@@ -91,13 +109,16 @@ def cured_in(issue: KnownIssue) -> str:
     return ", ".join(texts)
 
 
-def own_trainer(issues: Iterable[KnownIssue], trainer: str = "") -> str:
+def own_trainer(
+    issues: Iterable[KnownIssue], trainer: str = "", ways_of: Callable[[KnownIssue], Ways | None] = lambda _: None
+) -> str:
     """How a user's own trainer gets the cures of these issues; empty where none has a cure for it.
 
     Args:
         trainer: which they use, if known.
+        ways_of: what is known to help with an issue, where somebody has it already.
     """
-    if not any(mixins(issue, trainer) for issue in issues):
+    if not any(mixins(issue, trainer, ways_of(issue)) for issue in issues):
         return ""
     return (
         f"A trainer of your own gets the cures of its kind by `{CORRECTED}.cured(MyTrainer)`, whichever subclass of "
@@ -106,27 +127,33 @@ def own_trainer(issues: Iterable[KnownIssue], trainer: str = "") -> str:
     )
 
 
-def mixins(issue: KnownIssue, trainer: str = "") -> tuple[str, ...]:
-    """The mixins that are its cure; of a trainer that is known, those that its kind gets."""
-    return mixins_of((issue.cure, *issue.cure_with), issue.kind or trainer)
+def mixins(issue: KnownIssue, trainer: str = "", ways: Ways | None = None) -> tuple[str, ...]:
+    """The mixins that are its cure; of a trainer that is known, those that its kind gets.
+
+    Args:
+        ways: what is known to help, where somebody has it already.
+    """
+    every = mixins_of((issue.cure, *issue.cure_with)) if ways is None else ways.mixins
+    known = issue.kind or trainer
+    return tuple(name for name in every if not known or name in KINDS.get(known, KINDS["trainer"]))
 
 
-def _training(issue: KnownIssue, trainer: str) -> str:
+def _training(issue: KnownIssue, trainer: str, ways: Ways) -> str:
     """What to train with; empty where no cure fits the trainer."""
-    configured = "".join(f" and its {name}" for name in names_of(issue.cure) if name.endswith("Config"))
+    configured = "".join(f" and its {name}" for name in ways.configs)
     texts = []
-    for known in _named(issue, trainer):
-        own = ", ".join(mixins(issue, known))
+    for known in _named(issue, trainer, ways):
+        own = ", ".join(mixins(issue, known, ways))
         if own or configured:
             texts.append(_corrected_trainer(known) + configured + (f" ({own})" if own else ""))
     return f"train with {' or '.join(texts)}" if texts else ""
 
 
-def _named(issue: KnownIssue, trainer: str) -> tuple[str, ...]:
+def _named(issue: KnownIssue, trainer: str, ways: Ways) -> tuple[str, ...]:
     """The trainers to name: the one whose issue it is, the one that is used, or else the most general with a cure."""
     if known := issue.trainer or trainer:
         return (known,)
-    return ("trainer",) if mixins(issue, "trainer") else MEASURED
+    return ("trainer",) if mixins(issue, "trainer", ways) else MEASURED
 
 
 def _corrected_trainer(trainer: str) -> str:

@@ -16,11 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat._json_files import Unreadable, lines_of, parse
-from pytest_trlcompat._provenance import Provenance
-from pytest_trlcompat._secrets import Redactor, redacted
+
+if TYPE_CHECKING:
+    from pytest_trlcompat._secrets import Redactor
 
 __all__ = [
     "ATTRIBUTED",
@@ -199,6 +200,8 @@ class Record:
             RecordError: when the line is not JSON, or lacks a field, or has one of another type, or names an unknown
                 verdict.
         """
+        from pytest_trlcompat._provenance import Provenance  # most processes read no verdict
+
         try:
             raw = parse(line)
             if not isinstance(raw, dict):
@@ -218,11 +221,15 @@ class Record:
                 provenance=str(Provenance.parse(str(raw.get("provenance", "")))),
             )
         except Unreadable as error:
+            from pytest_trlcompat._secrets import redacted
+
             shown = redacted(line)[:_SHOWN]
             raise RecordError(f"not a verdict line ({error}): {shown!r}") from error
 
     def without_secrets(self, redactor: Redactor | None = None) -> Record:
         """The record as it may be kept and shown, see :mod:`pytest_trlcompat._secrets`."""
+        from pytest_trlcompat._secrets import Redactor
+
         return replace(self, evidence=(redactor or Redactor()).values(self.evidence, keep=ATTRIBUTED))
 
 

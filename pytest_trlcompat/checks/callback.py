@@ -30,6 +30,7 @@ from pytest_trlcompat.checks.memory import check_memory, read_memory
 from pytest_trlcompat.checks.parameters import WeightsBefore, check_trainable
 from pytest_trlcompat.checks.reference import check_reference_model
 from pytest_trlcompat.checks.standstill import Standstill
+from pytest_trlcompat.training.aliases import value_of
 
 __all__ = ["CHECKS", "OPTIONAL", "CompatCallback", "Outcome"]
 
@@ -276,8 +277,7 @@ class CompatCallback(TrainerCallback):
             self.run("reference", lambda: check_reference_model(reference, model))
 
     def _reference(self) -> nn.Module | None:
-        # PPO called it ref_policy before trl 0.14.
-        reference = getattr(self.trainer, "ref_model", None) or getattr(self.trainer, "ref_policy", None)
+        reference = value_of(self.trainer, "ref_model")
         return reference if isinstance(reference, nn.Module) else None
 
     @contextmanager

@@ -29,6 +29,7 @@ from pytest_trlcompat.conformance.field_records import (
     may_stand_together,
     same,
 )
+from pytest_trlcompat.training.aliases import names_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -63,7 +64,7 @@ SHARED = {"every": ("grpo", "distillation", "ppo"), "sampling": ("grpo", "distil
 _OF_ONE = {"GRPOConfig": "grpo", "DistillationConfig": "distillation", "RLOOConfig": "first_rloo"}
 _WITHOUT = "without"
 _GROUP_KEYS = {"effect", "with", "never_with", "needs"}
-_FIELD_KEYS = {*_GROUP_KEYS, "values", "choices", "reference", "names", "left_out"}
+_FIELD_KEYS = {*_GROUP_KEYS, "values", "choices", "reference", "left_out"}
 _CHOICE_KEYS = {"value", "releases", "with", "never_with", "as"}
 _NONE = {"none": True}
 
@@ -217,7 +218,7 @@ def _one(where: str, name: str, given: Mapping[str, Any], title: str) -> Tried:
         with_,
         never_with,
         given["effect"],
-        (name, *given.get("names", [])),
+        names_of(name),
         tuple(given.get("needs", [])),
         reference,
         given.get("left_out", ""),

@@ -1,26 +1,25 @@
-"""Which known issues affect a stack, by the catalogue alone: what pytest's header shows, and the start of a diagnosis.
+"""Which strategies a question is about, and the sentence that begins an answer: for pytest's header and the doctor.
 
 Imports no package of the stack and little else, because pytest imports it when it starts.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from pytest_trlcompat.catalog.existence import absent_strategy, partly_absent_strategies
-from pytest_trlcompat.catalog.issue import STRATEGIES, KnownIssue, Prediction, kind
-from pytest_trlcompat.catalog.regions import Region, regions
+from pytest_trlcompat.catalog import existence
+from pytest_trlcompat.catalog.existence import AbsentStrategy
+from pytest_trlcompat.catalog.issue import STRATEGIES, kind
+from pytest_trlcompat.catalog.ranges import Range
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 
 __all__ = [
     "StrategyError",
-    "applicable_predictions",
+    "absent_strategy",
     "considered_strategies",
-    "labels",
     "partly_absent",
+    "partly_absent_strategies",
     "summary",
-    "without_blockers",
 ]
 
 _NEEDED_BY_STRATEGY = {"zero1": "deepspeed", "zero2": "deepspeed", "zero3": "deepspeed"}
@@ -60,6 +59,31 @@ def considered_strategies(names: Sequence[str], spec: StackSpec, trainer: str = 
     return possible, "; ".join(left_out)
 
 
+def absent_strategy(name: str, versions: Mapping[str, Range | None], trainer: str = "") -> AbsentStrategy | None:
+    """Why a stack has no such strategy; ``None`` where it has, or where that is not certain.
+
+    Args:
+        name: of the strategy, without a variant.
+        versions: of the stack, by package; what is not there may be any.
+        trainer: the one that is asked about; empty: only what every trainer lacks counts.
+    """
+    found = (each for each in existence.STRATEGIES if each.concerns(name, trainer) and each.is_certain(versions))
+    return next(found, None)
+
+
+def partly_absent_strategies(
+    name: str, versions: Mapping[str, Range | None], trainer: str = ""
+) -> tuple[AbsentStrategy, ...]:
+    """Why a stack whose versions are not settled has no such strategy with some of them; empty where it has with all.
+
+    Args:
+        name: of the strategy, without a variant.
+        versions: of the stack, by package; what is not there may be any, ``None``: it is not installed.
+        trainer: the one that is asked about; empty: only what every trainer lacks counts.
+    """
+    return tuple(each for each in existence.STRATEGIES if each.concerns(name, trainer) and each.is_possible(versions))
+
+
 def partly_absent(names: Sequence[str], spec: StackSpec, trainer: str = "") -> tuple[str, ...]:
     """A sentence for each of the strategies that the stack does not have with some of the versions that it may have."""
     return tuple(
@@ -75,44 +99,6 @@ def _ranges(when: Mapping[str, str]) -> str:
 
 def _named(packages: Iterable[str], spec: StackSpec) -> str:
     return ", ".join(f"{package} {spec.texts.get(package, '')}".strip() for package in packages)
-
-
-def applicable_predictions(
-    issue: KnownIssue, spec: StackSpec, considered: Sequence[str]
-) -> list[tuple[str, Prediction, Region]]:
-    """The strategies under which the catalogue predicts a problem, each with the prediction and its versions."""
-    if any(spec.versions[package] is None for package in issue.needs):
-        return []
-    found = []
-    for label in labels(issue, considered):
-        for prediction, region in regions(issue, "upstream", label, spec.versions, spec.together).by_prediction():
-            if prediction is not None and prediction.verdict.is_problem:
-                found.append((label, prediction, region))
-    return found
-
-
-def without_blockers(issue: KnownIssue, blockers: Collection[str] | None = None) -> KnownIssue:
-    """The issue without the predictions that some known issues stop its suite; without ``blockers``, any."""
-
-    def stays(prediction: Prediction) -> bool:
-        return not prediction.by or (blockers is not None and prediction.by not in blockers)
-
-    if all(map(stays, issue.predictions)):
-        return issue
-    # The strategies under which it may show are those of the whole entry.
-    kept = tuple(filter(stays, issue.predictions))
-    return dataclasses.replace(issue, predictions=kept, strategies=issue.labels())
-
-
-def labels(issue: KnownIssue, considered: Sequence[str]) -> list[str]:
-    """The issue's strategies among those considered.
-
-    A strategy without a variant selects all its variants. A variant that the issue does not list selects its strategy.
-    """
-    known = issue.labels()
-    found = [label for label in known if label in considered or kind(label) in considered]
-    found += [kind(label) for label in considered if label not in known and kind(label) in known]
-    return list(dict.fromkeys(found))
 
 
 def summary(number: int, unjudged: int = 0, names: str = "", *, measured: bool = True) -> str:

@@ -7,14 +7,13 @@ import json
 import os
 import re
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from pytest_trlcompat._escaping import encodable, visible
-from pytest_trlcompat.catalog import evidence, known_issues
-from pytest_trlcompat.catalog.evidence import EvidenceError
+from pytest_trlcompat.catalog import known_issues, measurements
+from pytest_trlcompat.catalog.evidence_fields import EvidenceError
 from pytest_trlcompat.catalog.issue import STRATEGIES
 from pytest_trlcompat.catalog.known_issues import CatalogError
 from pytest_trlcompat.doctor.alternatives import PLATFORMS, Asked
@@ -52,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         asked = Asked(parsed.python or "", parsed.platform or "")
         spec = read_stack_spec(parsed.what, parsed.requirements, _standard_input, asked)
-        diagnosis = diagnose(spec, known_issues.load(), evidence.published(), parsed.strategy, parsed.trainer or "")
+        catalog = known_issues.load()
+        diagnosis = diagnose(spec, catalog, measurements.published(catalog), parsed.strategy, parsed.trainer or "")
         status = CLEAR if diagnosis.is_clear else AFFECTED
         if parsed.json:
             print(json.dumps(diagnosis.to_dict(), indent=1).replace("\x7f", "\\u007f"))
@@ -69,6 +69,8 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as error:
         # Its text may repeat what was read, and 1, the status of Python's own end, would say that an issue affects the
         # stack.
+        import traceback
+
         place = traceback.extract_tb(error.__traceback__)[-1]
         return _refused(
             f"a fault of the doctor: {type(error).__name__} in {Path(place.filename).name}, line {place.lineno}; "

@@ -5,34 +5,26 @@ Imports no package of the stack.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_trlcompat.catalog import remedies
-from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
-from pytest_trlcompat.catalog.issue import SEVERITIES, KnownIssue, kind, measured_with
+from pytest_trlcompat.catalog.issue import SEVERITIES, KnownIssue, Prediction, kind, measured_with
 from pytest_trlcompat.catalog.issue import TRAINERS as MEASURED
 from pytest_trlcompat.catalog.known_issues import Catalog
+from pytest_trlcompat.catalog.measurements import Cell, Measurements
 from pytest_trlcompat.catalog.ranges import ALL
-from pytest_trlcompat.catalog.regions import regions
+from pytest_trlcompat.catalog.regions import Projection
 from pytest_trlcompat.catalog.verdict import SEVERITY, Verdict
-from pytest_trlcompat.doctor.applicable import (
-    StrategyError,
-    considered_strategies,
-    labels,
-    partly_absent,
-    without_blockers,
-)
-from pytest_trlcompat.doctor.confidence import distance
+from pytest_trlcompat.doctor.applicable import StrategyError, considered_strategies, partly_absent, summary
+from pytest_trlcompat.doctor.beyond import describe, other_python, other_torch, torch_of_same_pins, unmeasured_releases
 from pytest_trlcompat.doctor.effects import Effect, effects_of, uncured
-from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, has_only, is_at, ok_pins, trainers_in
-from pytest_trlcompat.doctor.python import other_python
+from pytest_trlcompat.doctor.neighbours import Neighbours
+from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, ok_pins, trainers_in
 from pytest_trlcompat.doctor.stack_spec import StackSpec
-from pytest_trlcompat.doctor.torch import other_torch
-from pytest_trlcompat.doctor.unmeasured import unmeasured_releases
 from pytest_trlcompat.trainers.curing.kinds import TRAINERS
 
 __all__ = ["ApplicableIssue", "Diagnosis", "check_trainer", "diagnose"]
@@ -74,32 +66,30 @@ class Diagnosis:
         pins: the nearest measured cells that are ``ok``: with the stack's own trl for some strategies, and for all.
         fewest: if no cell is ``ok`` for all strategies, the nearest of those with the fewest issues, if these are fewer
             than the stack's own.
-        measured: the day of the sweep from which the evidence is.
+        measured: what the sweep's cells gave.
         torch: how the stack's torch differs from those with which the sweep, or its TRL and Transformers, were
             measured; empty if its minor release was measured.
         python: how the stack's Python lies beyond those with which the sweep was measured; empty if it does not.
         left_out: strategies that were not considered, and why.
         trainer: the one that the question is about; empty for all.
-        cells: all that were measured, the nearest first.
         stopped_for_others: those of ``unpredicted`` of which is predicted only that issues of trainers that are not
             asked about stop their tests.
         partly_absent: sentences about strategies that were asked about, which some versions of the stack do not have.
-        unmeasured: see :func:`~pytest_trlcompat.doctor.unmeasured.unmeasured_releases`.
+        unmeasured: see :func:`~pytest_trlcompat.doctor.beyond.unmeasured_releases`.
     """
 
     spec: StackSpec
     strategies: tuple[str, ...]
     issues: tuple[ApplicableIssue, ...]
     clear: tuple[str, ...]
+    measured: Measurements
     unpredicted: tuple[str, ...] = ()
-    nearest: MeasuredCell | None = None
+    nearest: Cell | None = None
     pins: tuple[Pins, ...] = ()
     fewest: Pins | None = None
-    measured: str = ""
     torch: str = ""
     left_out: str = ""
     trainer: str = ""
-    cells: tuple[MeasuredCell, ...] = ()
     unmeasured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     python: str = ""
     stopped_for_others: tuple[str, ...] = ()
@@ -127,6 +117,24 @@ class Diagnosis:
         return TRAINERS[self.trainer]
 
     @property
+    def summary(self) -> str:
+        """How many known issues affect the stack, as a clause."""
+        if self.issues:
+            judged = sum(applicable.judged for applicable in self.issues)
+            return summary(judged, len(self.issues) - judged)
+        return summary(0, len(self.unpredicted), measured=not self.predicted)
+
+    @property
+    def unmeasured_text(self) -> str:
+        """:attr:`unmeasured` for people; empty if all was measured."""
+        return describe(self.unmeasured, self.spec.texts)
+
+    @property
+    def own_trainer(self) -> str:
+        """How a user's own trainer gets the cures of the issues; empty where none has a cure for it."""
+        return remedies.own_trainer([applicable.issue for applicable in self.issues], self.trainer, self.measured.ways)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Lines for the person who asked: how the stack was read, and what the answer cannot say."""
         notes = (*self.spec.notes, *self.partly_absent)
@@ -143,7 +151,11 @@ class Diagnosis:
         own = [effect for effect in applicable.effects if effect.otherwise or not effect.blocked_by]
         under = [label for effect in own or applicable.effects for label in effect.strategies]
         return remedies.remedy(
-            applicable.issue, under, trainer=self.trainer, versions=self.spec.versions, cells=self.cells
+            applicable.issue,
+            under,
+            trainer=self.trainer,
+            versions=self.spec.versions,
+            ways=self.measured.ways(applicable.issue),
         )
 
     def stopped_by(self, applicable: ApplicableIssue) -> tuple[str, ...]:
@@ -154,18 +166,22 @@ class Diagnosis:
         """
         if applicable.judged or any(effect.otherwise for effect in applicable.effects):
             return ()
-        seen = {
-            (other.issue.id, kind(label), effect.condition)
-            for other in self.issues
-            for effect in other.effects
-            if not effect.blocked_by
-            for label in effect.strategies
-        }
         for effect in applicable.effects:
             for label in effect.strategies:
-                if seen.isdisjoint((effect.blocked_by, kind(label), each) for each in ("", effect.condition)):
+                if self._shown.isdisjoint((effect.blocked_by, kind(label), each) for each in ("", effect.condition)):
                     return ()
         return tuple(sorted({effect.blocked_by for effect in applicable.effects}))
+
+    @functools.cached_property
+    def _shown(self) -> frozenset[tuple[str, str, str]]:
+        """The known issues that affect the stack themselves, each with a strategy and a condition."""
+        return frozenset(
+            (applicable.issue.id, kind(label), effect.condition)
+            for applicable in self.issues
+            for effect in applicable.effects
+            if not effect.blocked_by
+            for label in effect.strategies
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -183,7 +199,7 @@ class Diagnosis:
             "notes": list(self.notes),
             "strategies": list(self.strategies),
             "left_out": self.left_out,
-            "measured": self.measured,
+            "measured": self.measured.date,
             "torch": self.torch,
             "python": self.python,
             "unmeasured": {name: list(around) for name, around in self.unmeasured.items()},
@@ -205,7 +221,7 @@ class Diagnosis:
 
 
 def _issue_to_dict(applicable: ApplicableIssue, diagnosis: Diagnosis) -> dict[str, Any]:
-    issue = applicable.issue
+    issue, ways = applicable.issue, diagnosis.measured.ways(applicable.issue)
     return {
         "id": issue.id,
         "title": issue.title,
@@ -213,8 +229,8 @@ def _issue_to_dict(applicable: ApplicableIssue, diagnosis: Diagnosis) -> dict[st
         "symptoms": [{"type": symptom.type_name, "text": symptom.pattern.pattern} for symptom in issue.symptoms],
         "remedy": diagnosis.remedy(applicable),
         "cure": issue.cure,
-        "mixins": list(remedies.mixins(issue, diagnosis.trainer)),
-        "cured_in": remedies.cured_in(issue),
+        "mixins": list(remedies.mixins(issue, diagnosis.trainer, ways)),
+        "cured_in": remedies.cured_in(issue, ways),
         "uncured": applicable.uncured,
         "measured_with": measured_with(issue.id),
         "upstream": list(issue.upstream),
@@ -239,12 +255,13 @@ def _issue_to_dict(applicable: ApplicableIssue, diagnosis: Diagnosis) -> dict[st
 
 
 def diagnose(
-    spec: StackSpec, catalog: Catalog, evidence: Evidence, strategies: Sequence[str] = (), trainer: str = ""
+    spec: StackSpec, catalog: Catalog, measured: Measurements, strategies: Sequence[str] = (), trainer: str = ""
 ) -> Diagnosis:
-    """Which known issues affect a stack, by the catalogue and the evidence.
+    """Which known issues affect a stack, by the catalogue and what was measured.
 
     Args:
         catalog: all known issues.
+        measured: what the cells gave with them.
         trainer: a key of ``TRAINERS``: leave out what only users of other trainers meet; empty for none.
 
     Raises:
@@ -256,25 +273,25 @@ def diagnose(
     worst_first = sorted(catalog.values(), key=lambda issue: SEVERITIES.index(issue.severity))
     relevant = Catalog({issue.id: issue for issue in worst_first if issue.meets(trainer) and not issue.is_search})
     foreign = {issue.id for issue in catalog.values() if not issue.meets(trainer)}
-    cells = tuple(sorted(evidence.cells, key=distance(spec)))
-    evidence = dataclasses.replace(evidence, cells=cells)
+    projection, neighbours = Projection(spec.versions, spec.together), Neighbours(spec, measured)
     issues: list[ApplicableIssue] = []
     clear: list[str] = []
     for issue in relevant.values():
-        effects = effects_of(issue, spec, evidence, considered, foreign)
+        effects = effects_of(issue, projection, neighbours, considered, foreign)
         if effects:
-            issues.append(ApplicableIssue(issue, effects, uncured(issue, spec, effects)))
+            issues.append(ApplicableIssue(issue, effects, uncured(issue, projection, effects)))
         else:
             clear.append(issue.id)
     unpredicted = tuple(
-        name for name in clear if not _is_predicted(without_blockers(relevant[name], foreign), spec, considered)
+        name
+        for name in clear
+        if not _is_predicted(relevant[name], relevant[name].without_blockers(foreign), projection, considered)
     )
     issues.sort(key=lambda each: min(SEVERITY.index(effect.verdict) for effect in each.effects))
-    scope = Scope(relevant, considered, (trainer,) if trainer else trainers_in(spec, catalog), foreign)
+    scope = Scope(relevant, considered, neighbours, (trainer,) if trainer else trainers_in(spec, catalog), foreign)
     # Where a trainer's own suites were not run, that a cell is without known issues says too little.
     recommendable = not trainer or trainer in MEASURED
-    of_its_packages = [cell for cell in cells if has_only(cell, spec)]
-    pins = ok_pins(spec, of_its_packages, scope) if issues and recommendable else ()
+    pins = ok_pins(scope) if issues and recommendable else ()
     ok_for_all = any(each.strategies == considered for each in pins)
     return Diagnosis(
         spec=spec,
@@ -282,18 +299,21 @@ def diagnose(
         issues=tuple(issues),
         clear=tuple(clear),
         unpredicted=unpredicted,
-        stopped_for_others=tuple(name for name in unpredicted if _is_predicted(relevant[name], spec, considered)),
+        stopped_for_others=tuple(
+            name
+            for name in unpredicted
+            if _is_predicted(relevant[name], relevant[name].predictions, projection, considered)
+        ),
         partly_absent=partly_absent(strategies, spec, trainer),
-        nearest=cells[0] if cells else None,
+        measured=measured,
+        nearest=measured.cells[neighbours.order[0]] if neighbours.order else None,
         pins=pins,
-        fewest=None if ok_for_all or not recommendable else fewest_issues(of_its_packages, scope, len(issues)),
-        measured=evidence.date,
-        torch=other_torch(spec, evidence.torches) or _torch_of_same_pins(spec, cells),
+        fewest=None if ok_for_all or not recommendable else fewest_issues(scope, len(issues)),
+        torch=other_torch(spec, filter(None, measured.having("torch"))) or torch_of_same_pins(neighbours),
         left_out=left_out,
         trainer=trainer,
-        cells=cells,
-        unmeasured=unmeasured_releases(spec, cells, {name for issue in relevant.values() for name in issue.packages}),
-        python=other_python(spec, cells),
+        unmeasured=unmeasured_releases(neighbours, {name for issue in relevant.values() for name in issue.packages}),
+        python=other_python(spec, (cell.id for cell in measured.cells)),
     )
 
 
@@ -304,13 +324,13 @@ def check_trainer(trainer: str, spec: StackSpec, catalog: Catalog) -> None:
     """
     if trainer not in MEASURED:
         return
-    domain = {"trl": spec.versions.get("trl", ALL)}
+    projection = Projection({"trl": spec.versions.get("trl", ALL)})
     predictions = [
         prediction
         for issue in catalog.values()
         if issue.trainer == trainer  # of either RLOO: a release has one of them
         for label in issue.labels()
-        for prediction in regions(issue, "upstream", label, domain).predicted.values()
+        for prediction in projection.regions(issue.predictions, "upstream", label).predicted.values()
         if prediction is not None
     ]
     if predictions and all(prediction.verdict is Verdict.ABSENT for prediction in predictions):
@@ -321,23 +341,15 @@ def check_trainer(trainer: str, spec: StackSpec, catalog: Catalog) -> None:
         )
 
 
-def _torch_of_same_pins(spec: StackSpec, cells: Sequence[MeasuredCell]) -> str:
-    """How the stack's torch differs from those with which its TRL and Transformers were measured; may be empty."""
-    pins = {package: spec.pinned.get(package) for package in ("trl", "transformers")}
-    if None in pins.values():
-        return ""
-    same = [cell for cell in cells if all(is_at(cell, package, spec.versions[package]) for package in pins)]
-    differs = other_torch(spec, [cell.versions["torch"] for cell in same if "torch" in cell.versions])
-    return differs and f"{' with '.join(f'{package} {version}' for package, version in pins.items())}: {differs}"
+def _is_predicted(
+    issue: KnownIssue, predictions: Sequence[Prediction], projection: Projection, considered: Sequence[str]
+) -> bool:
+    """Whether some of an issue's predictions say a verdict for this stack, for any version of the packages not known.
 
-
-def _is_predicted(issue: KnownIssue, spec: StackSpec, considered: Sequence[str]) -> bool:
-    """Whether the catalogue predicts a verdict for this stack, for any version of the packages not known.
-
-    Of an issue that needs a package which is not there it predicts that it cannot show.
+    Of an issue that needs a package which is not there it is predicted that it cannot show.
     """
-    if any(spec.versions[package] is None for package in issue.needs):
+    if not issue.can_show(projection.domain):
         return True
-    relevant = labels(issue, considered)
-    found = [regions(issue, "upstream", label, spec.versions, spec.together).predicted.values() for label in relevant]
+    relevant = issue.labels_among(considered)
+    found = (projection.regions(predictions, "upstream", label).predicted.values() for label in relevant)
     return not relevant or any(prediction is not None for predicted in found for prediction in predicted)

@@ -6,17 +6,19 @@ Imports no package of the stack.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_trlcompat.catalog.evidence import Evidence
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction, kind
-from pytest_trlcompat.catalog.regions import regions
+from pytest_trlcompat.catalog.measurements import CellSet
+from pytest_trlcompat.catalog.regions import Projection, Region
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.doctor.applicable import applicable_predictions, without_blockers
-from pytest_trlcompat.doctor.confidence import Confidence, confidence_in, measured_here
-from pytest_trlcompat.doctor.stack_spec import StackSpec
+from pytest_trlcompat.doctor.confidence import Confidence, Level
+from pytest_trlcompat.doctor.neighbours import Neighbours
+from pytest_trlcompat.doctor.stack_spec import ORDER
 
 __all__ = ["Effect", "effects_of", "uncured"]
 
@@ -44,39 +46,54 @@ class Effect:
 
 
 def effects_of(
-    issue: KnownIssue, spec: StackSpec, evidence: Evidence, considered: Sequence[str], foreign: Collection[str]
+    issue: KnownIssue,
+    projection: Projection,
+    neighbours: Neighbours,
+    considered: Sequence[str],
+    foreign: Collection[str],
 ) -> tuple[Effect, ...]:
     """How an issue shows with a stack, the same effect of several strategies once; empty where it does not.
 
     Args:
         foreign: ids of the known issues that stop only others: what is predicted without these counts.
     """
-    found = applicable_predictions(without_blockers(issue, foreign), spec, considered)
-    measured = [label for label in evidence.strategies(issue.id) if label not in (each[0] for each in found)]
+    found = projection.problems(issue, issue.without_blockers(foreign), considered)
+    effects = _predicted(issue, found, projection, neighbours) if found else []
+    only_measured = _only_measured(issue, neighbours, considered, effects)
+    return tuple(_merged([*effects, *(effect for effect in only_measured if effect.blocked_by not in foreign)]))
+
+
+def _predicted(
+    issue: KnownIssue,
+    found: Sequence[tuple[str, Prediction, Region]],
+    projection: Projection,
+    neighbours: Neighbours,
+) -> list[Effect]:
+    measured = [label for label in sorted(neighbours.measured.verdicts(issue.id)) if label not in {f[0] for f in found}]
     stopped = {label for label, prediction, _ in found if prediction.by}
-    otherwise = _otherwise(issue, spec, stopped, [prediction for _, prediction, _ in found]) if stopped else {}
+    otherwise = _otherwise(issue, projection, stopped, [prediction for _, prediction, _ in found]) if stopped else {}
     effects = []
     for label, prediction, region in found:
         alike = [other for other, same, _ in found if same is prediction and other != label]
         # A measured variant supports its strategy too, if the catalogue does not distinguish them.
         alike += [other for other in measured if prediction.concerns("upstream", other)]
-        confidence = confidence_in(
-            issue, (label, *alike), prediction.verdict, spec, evidence, region, prediction.by, prediction
+        confidence = _confidence(
+            issue, (label, *alike), prediction.verdict, neighbours, region, prediction.by, prediction
         )
         condition = "" if region.whole else region.describe()
         problem = otherwise.get(label, "") if prediction.by else ""
         verdict, why, by = prediction.verdict, prediction.why, prediction.by
         effects.append(Effect((label,), verdict, condition, why, confidence, by, problem))
-    only_measured = _only_measured(issue, spec, evidence, considered, effects)
-    return tuple(_merged([*effects, *(effect for effect in only_measured if effect.blocked_by not in foreign)]))
+    return effects
 
 
 def _otherwise(
-    issue: KnownIssue, spec: StackSpec, strategies: Collection[str], shown: Sequence[Prediction]
+    issue: KnownIssue, projection: Projection, strategies: Collection[str], shown: Sequence[Prediction]
 ) -> dict[str, str]:
     """For strategies under which others stop an issue's suite, the problems predicted where they do not."""
     found: dict[str, dict[str, None]] = {}
-    for label, prediction, region in applicable_predictions(without_blockers(issue), spec, sorted(strategies)):
+    rest = projection.problems(issue, issue.without_blockers(), sorted(strategies))
+    for label, prediction, region in rest:
         if label in strategies and not any(prediction is each for each in shown):
             only = "" if region.whole else f" with {region.describe()}"
             found.setdefault(label, {})[f"{prediction.verdict}{only}: {prediction.why}"] = None
@@ -84,33 +101,122 @@ def _otherwise(
 
 
 def _only_measured(
-    issue: KnownIssue, spec: StackSpec, evidence: Evidence, considered: Sequence[str], predicted: Sequence[Effect]
+    issue: KnownIssue, neighbours: Neighbours, considered: Sequence[str], predicted: Sequence[Effect]
 ) -> list[Effect]:
     """Problems that a cell with exactly this stack showed and that are not among ``predicted``.
 
     They are of a variant that the entry does not list, or have a verdict that the catalogue does not predict.
     """
-    if not set(issue.packages) <= set(spec.pinned):
+    measured = neighbours.measured
+    if not neighbours.pinned.keys() >= set(issue.packages):
         return []
     known = {label for effect in predicted for label in effect.strategies}
+    here = neighbours.here(issue.packages)
+    problems = [
+        (label, Verdict(name), shown)
+        for label, verdicts in measured.verdicts(issue.id).items()
+        if label not in known and (label in considered or kind(label) in considered)
+        for name, cells in verdicts.items()
+        # Where it fits, a search found other known issues there, which are said by themselves.
+        if Verdict(name).is_problem and (shown := cells & here & ~measured.fitting(issue.id, label))
+    ]
     found: dict[str, Effect] = {}
-    for cell in measured_here(issue, spec, evidence.cells):
-        for label, verdict in cell.problems.get(issue.id, ()):
-            if label in known or not (label in considered or kind(label) in considered):
+    for number in neighbours.nearest_first(functools.reduce(operator.or_, (cells for *_, cells in problems), 0)):
+        for label, verdict, cells in problems:
+            if label in found or not cells >> number & 1:
                 continue
-            if (issue.id, "upstream", label) in cell.fitting:
-                continue  # a search that found other known issues there, which are said by themselves
-            prediction = issue.predict("upstream", label, cell.versions)
+            prediction = next((one for one, those in measured.predicted(issue, label) if those >> number & 1), None)
             why, by, otherwise = _UNPREDICTED, "", ""
-            if prediction is not None and cell.gave((issue.id, "upstream", label), prediction.verdict, prediction.by):
+            if prediction and measured.gave(issue.id, label, prediction.verdict, prediction.by) >> number & 1:
                 verdict, why, by = prediction.verdict, prediction.why, prediction.by
-                rest = without_blockers(issue).predict("upstream", label, cell.versions) if by else None
-                otherwise = f"{rest.verdict}: {rest.why}" if rest is not None and rest.verdict.is_problem else ""
+                otherwise = _beneath(issue, label, measured.cells[number].versions) if by else ""
             # An equal effect is known already, by the name of the variant's strategy.
             if not any(effect.why == why and effect.verdict is verdict for effect in predicted):
-                confidence = confidence_in(issue, (label,), verdict, spec, evidence, by=by)
-                found.setdefault(label, Effect((label,), verdict, "", why, confidence, by, otherwise))
+                confidence = _confidence(issue, (label,), verdict, neighbours, by=by)
+                found[label] = Effect((label,), verdict, "", why, confidence, by, otherwise)
     return list(found.values())
+
+
+def _beneath(issue: KnownIssue, label: str, versions: Mapping[str, str]) -> str:
+    """The problem that is predicted for a cell where no other known issue stops the suite; empty if none is."""
+    rest = (one for one in issue.without_blockers() if one.applies("upstream", label, versions))
+    prediction = next(rest, None)
+    return f"{prediction.verdict}: {prediction.why}" if prediction is not None and prediction.verdict.is_problem else ""
+
+
+def _confidence(
+    issue: KnownIssue,
+    strategies: Sequence[str],
+    verdict: Verdict,
+    neighbours: Neighbours,
+    region: Region | None = None,
+    by: str = "",
+    prediction: Prediction | None = None,
+) -> Confidence:
+    """How well measurements support ``verdict`` for the upstream trainer.
+
+    Args:
+        strategies: the requested one, then others for which the catalogue predicts the same; the cells of the first
+            that has any are used.
+        region: the versions for which the verdict is predicted; a cell outside them does not support it.
+        by: of ``blocked`` the known issue that is predicted to stop the test; another one does not support it.
+        prediction: that gives the verdict; a cell for which another one does has it for another reason.
+    """
+    measured = neighbours.measured
+    for label in strategies:
+        cells = measured.gave(issue.id, label, verdict, by)
+        if cells:
+            inside = cells
+            if prediction is not None:
+                inside &= next((those for one, those in measured.predicted(issue, label) if one is prediction), 0)
+            if region is not None and region.axes:
+                inside = sum(
+                    1 << number
+                    for number in neighbours.nearest_first(inside)
+                    if region.holds(measured.cells[number].versions)
+                )
+            level, numbers, torch = (
+                _of_cells(issue, neighbours, inside) if inside else _beyond(issue, neighbours, cells)
+            )
+            return Confidence(
+                level,
+                tuple(measured.cells[number].id for number in numbers),
+                "" if label == strategies[0] else label,
+                torch,
+                verdict is Verdict.BLOCKED and not all(measured.attributed >> number & 1 for number in numbers),
+            )
+    return Confidence(Level.UNMEASURED)
+
+
+_Support = tuple[Level, tuple[int, ...], str]
+"""A level, the numbers of the cells that support a verdict, and their torch if it is not the stack's."""
+
+
+def _of_cells(issue: KnownIssue, neighbours: Neighbours, cells: CellSet) -> _Support:
+    here = cells & neighbours.here(issue.packages)
+    if alike := here & neighbours.with_same_torch:
+        return Level.MEASURED, (neighbours.nearest(alike),), ""
+    if here:
+        number = neighbours.nearest(here)
+        return Level.OTHER_TORCH, (number,), neighbours.measured.cells[number].versions["torch"]
+    deciding = [package for package in ORDER if package in issue.packages and neighbours.is_known(package)]
+    if deciding and neighbours.pinned.keys() >= set(deciding):
+        pair = neighbours.around(deciding, cells)
+        if pair is not None:
+            return Level.BETWEEN, pair, _torch_of(issue, neighbours, 1 << pair[0] | 1 << pair[1])
+    return _beyond(issue, neighbours, cells)
+
+
+def _beyond(issue: KnownIssue, neighbours: Neighbours, cells: CellSet) -> _Support:
+    number = neighbours.nearest(cells)
+    return Level.BEYOND, (number,), _torch_of(issue, neighbours, 1 << number)
+
+
+def _torch_of(issue: KnownIssue, neighbours: Neighbours, cells: CellSet) -> str:
+    """The torch with which some cells were measured, where none has the stack's and no prediction looks at it."""
+    if "torch" in issue.packages or cells & neighbours.with_same_torch:
+        return ""
+    return neighbours.measured.cells[neighbours.nearest(cells)].versions["torch"]
 
 
 def _merged(effects: Iterable[Effect]) -> list[Effect]:
@@ -130,12 +236,12 @@ def _merged(effects: Iterable[Effect]) -> list[Effect]:
     return found
 
 
-def uncured(issue: KnownIssue, spec: StackSpec, effects: Sequence[Effect]) -> str:
+def uncured(issue: KnownIssue, projection: Projection, effects: Sequence[Effect]) -> str:
     """Why the corrected trainer is not ``ok`` either under these effects; empty if the catalogue predicts ``ok``."""
     if not issue.cure:
         return ""
     for label in itertools.chain.from_iterable(effect.strategies for effect in effects):
-        for prediction, region in regions(issue, "corrected", label, spec.versions, spec.together).by_prediction():
+        for prediction, region in projection.regions(issue.predictions, "corrected", label).by_prediction():
             if prediction is not None and prediction.verdict is not Verdict.OK and region.whole:
                 return f"{prediction.verdict} under {label}: {prediction.why}"
     return ""

@@ -19,7 +19,7 @@ from typing import Any
 from pytest_trlcompat.catalog.ranges import ABSENT, ALL
 from pytest_trlcompat.doctor.alternatives import Asked, combine
 from pytest_trlcompat.doctor.sources import displayed
-from pytest_trlcompat.doctor.stack_spec import Mention, StackSpec, StackSpecError, pin
+from pytest_trlcompat.doctor.stack_spec import Mention, StackSpec, StackSpecError
 from pytest_trlcompat.stack import PACKAGES, package_of
 
 if sys.version_info >= (3, 11):
@@ -137,7 +137,7 @@ def _mention(entry: Table, where: str, marker: str = "", sometimes: bool = False
     """
     name = package_of(entry["name"])
     if isinstance(entry.get("version"), str | int | float):
-        found = pin(name, str(entry["version"]), where)
+        found = Mention.of_version(name, str(entry["version"]), where)
     else:
         source = next((entry[key] for key in ("source", "vcs", "directory", "archive") if key in entry), None)
         text = f"from {_shown(source)}"

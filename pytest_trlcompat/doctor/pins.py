@@ -6,30 +6,59 @@ Imports no package of the stack.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+import operator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from pytest_trlcompat.catalog.evidence import MeasuredCell
-from pytest_trlcompat.catalog.existence import absent_strategy
+from pytest_trlcompat.catalog import existence
 from pytest_trlcompat.catalog.issue import TRAINERS, KnownIssue, kind, measured_with
 from pytest_trlcompat.catalog.known_issues import Catalog
-from pytest_trlcompat.catalog.ranges import ALL, Range, at
-from pytest_trlcompat.catalog.regions import regions
+from pytest_trlcompat.catalog.measurements import Cell, CellSet
+from pytest_trlcompat.catalog.ranges import ALL, parse
+from pytest_trlcompat.catalog.regions import Projection
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.doctor.applicable import labels
+from pytest_trlcompat.doctor.neighbours import Neighbours
 from pytest_trlcompat.doctor.stack_spec import StackSpec
-from pytest_trlcompat.stack import OPTIONAL
 
-__all__ = ["Pins", "Scope", "fewest_issues", "has_only", "is_at", "ok_pins", "trainers_in"]
+__all__ = ["Pins", "Scope", "fewest_issues", "ok_pins", "trainers_in"]
+
+_PROBLEMS = frozenset(verdict.value for verdict in Verdict if verdict.is_problem)
+_TRAINED = [verdict.value for verdict in (Verdict.OK, Verdict.SILENT, Verdict.WASTEFUL)]
+_ABSENT, _UNTESTABLE = Verdict.ABSENT.value, Verdict.UNTESTABLE.value
 
 
 @dataclass(frozen=True)
 class Pins:
     """A measured cell in which no known issue but ``issues`` shows under ``strategies``."""
 
-    cell: MeasuredCell
+    cell: Cell
     strategies: tuple[str, ...]
     issues: tuple[str, ...] = ()
+
+
+class _Line(NamedTuple):
+    """One known issue under one strategy, in all cells.
+
+    Attributes:
+        trainer: that its suite runs.
+        strategy: the label without its variant.
+        is_listed: whether the entry lists the label; else some cell has measured it.
+        measured: the cells with a verdict.
+        problems: those of them whose verdict is a problem that no issue of a trainer that is not asked about explains.
+        predicted: the cells for which a problem is predicted, by no such issue.
+    """
+
+    issue: str
+    trainer: str
+    label: str
+    strategy: str
+    is_listed: bool
+    measured: CellSet
+    problems: CellSet
+    predicted: CellSet
+    absent: CellSet
+    untestable: CellSet
 
 
 @dataclass(frozen=True)
@@ -38,81 +67,151 @@ class Scope:
 
     Attributes:
         catalog: the known issues that can affect who asks.
+        considered: the strategies.
         trainers: those that a recommended cell must have.
         foreign: ids of known issues of trainers that are not asked about; what they stop is stopped for others.
     """
 
     catalog: Catalog
     considered: tuple[str, ...]
+    neighbours: Neighbours
     trainers: Collection[str] = TRAINERS
     foreign: Collection[str] = ()
-    _upstream: dict[str, list[tuple[str, str, str, Verdict]]] = field(default_factory=dict)
-    _labels: dict[tuple[str, tuple[str, ...]], frozenset[str]] = field(default_factory=dict)
 
     @functools.cached_property
-    def measured_with(self) -> dict[str, str]:
-        """Of each known issue the trainer that its suite runs."""
-        return {name: measured_with(name) for name in self.catalog}
+    def _lines(self) -> list[_Line]:
+        return [line for issue in self.catalog.values() for line in self._lines_of(issue)]
 
-    def upstream(self, cell: MeasuredCell) -> list[tuple[str, str, str, Verdict]]:
-        """What a cell measured of these issues: for each verdict issue, strategy, and this without its variant."""
-        found = self._upstream.get(cell.id)
-        if found is None:
-            found = self._upstream[cell.id] = [
-                (name, label, kind(label), verdict)
-                for (name, subject, label), verdict in cell.verdicts.items()
-                if subject == "upstream" and name in self.catalog
-            ]
+    def _lines_of(self, issue: KnownIssue) -> Iterator[_Line]:
+        measured = self.neighbours.measured
+        trainer, listed, verdicts_of = measured_with(issue.id), issue.labels(), measured.verdicts(issue.id)
+        for label in dict.fromkeys([*listed, *verdicts_of]):
+            verdicts = verdicts_of.get(label, {})
+            problems = _union(cells for name, cells in verdicts.items() if name in _PROBLEMS)
+            predicted = 0
+            for prediction, cells in measured.predicted(issue, label):
+                if prediction.by and prediction.by in self.foreign:
+                    problems &= ~(cells & measured.gave(issue.id, label, prediction.verdict, prediction.by))
+                elif prediction.verdict.is_problem:
+                    predicted |= cells
+            yield _Line(
+                issue.id,
+                trainer,
+                label,
+                kind(label),
+                label in listed,
+                _union(verdicts.values()),
+                problems,
+                predicted,
+                verdicts.get(_ABSENT, 0),
+                verdicts.get(_UNTESTABLE, 0),
+            )
+
+    def _asked(self, considered: Sequence[str]) -> Iterator[_Line]:
+        """The lines that some strategies are about; without a variant they are about all their variants."""
+        for strategy, lines in self._by_strategy.items():
+            if strategy in considered:
+                yield from lines
+            else:
+                yield from (line for line in lines if line.label in considered)
+
+    @functools.cached_property
+    def _by_strategy(self) -> dict[str, list[_Line]]:
+        found: dict[str, list[_Line]] = {}
+        for line in self._lines:
+            found.setdefault(line.strategy, []).append(line)
         return found
 
-    def labels(self, issue: KnownIssue, considered: Sequence[str]) -> frozenset[str]:
-        """The issue's strategies among some."""
-        key = issue.id, tuple(considered)
-        if key not in self._labels:
-            self._labels[key] = frozenset(labels(issue, considered))
-        return self._labels[key]
+    def shown(self, considered: Sequence[str]) -> dict[str, CellSet]:
+        """By known issue the cells that show it under some strategies: by their verdicts, and by the catalogue where
+        they have none."""
+        found: dict[str, CellSet] = {}
+        for line in self._asked(considered):
+            if cells := line.problems | (line.predicted & ~line.measured if line.is_listed else 0):
+                found[line.issue] = found.get(line.issue, 0) | cells
+        variants = [name for name in considered if kind(name) != name]
+        if variants:  # of an issue that does not list one, its strategy is asked about
+            listed = {(line.issue, line.label) for line in self._lines if line.is_listed}
+            for line in self._lines:
+                if line.is_listed and any(
+                    kind(name) == line.label and (line.issue, name) not in listed for name in variants
+                ):
+                    asked = line.label in considered
+                    cells = line.predicted & ~line.measured if asked else line.predicted
+                    found[line.issue] = found.get(line.issue, 0) | cells
+        return {name: found[name] for name in self.catalog if name in found}
 
-    def lacks_trainer(self, cell: MeasuredCell) -> bool:
-        """Whether one of the trainers was always ``absent`` in a cell, under whichever strategy; where nothing was
-        measured with it there, whether that is what the catalogue predicts.
+    def usable(self, considered: Sequence[str]) -> CellSet:
+        """The cells in which all could be tested, and that have each of the trainers, under each strategy.
+
+        Where all verdicts with a trainer, or with it under a strategy, are ``absent``, the cell does not have it.
         """
-        seen: dict[str, bool] = {}
-        for name, _, _, verdict in self.upstream(cell):
-            trainer = self.measured_with[name]
-            seen[trainer] = seen.get(trainer, False) or verdict is not Verdict.ABSENT
-        return not all(seen[each] if each in seen else self._may_have(each, cell) for each in self.trainers)
+        untestable = 0
+        absent: dict[tuple[str, str], CellSet] = {}
+        present: dict[tuple[str, str], CellSet] = {}
+        for line in self._asked(considered):
+            if line.measured:
+                key = line.trainer, line.strategy
+                untestable |= line.untestable
+                absent[key] = absent.get(key, 0) | line.absent
+                present[key] = present.get(key, 0) | line.measured & ~line.absent
+        lacking = _union(absent[key] & ~present[key] for key in absent if key[0] in self.trainers)
+        strategies = {kind(name) for name in considered}
+        lacking |= _union(self._lacking(trainer, strategy) for trainer in self.trainers for strategy in strategies)
+        return self._with_trainers & ~lacking & ~untestable
 
-    def lacks_strategy(self, cell: MeasuredCell, considered: Sequence[str]) -> bool:
-        """Whether one of the trainers does not have one of the strategies in a cell, unless it was seen to train."""
-        versions = {package: at(text) for package, text in cell.versions.items()}
-        trained = {
-            (self.measured_with[name], strategy)
-            for name, _, strategy, verdict in self.upstream(cell)
-            if verdict in (Verdict.OK, Verdict.SILENT, Verdict.WASTEFUL)
-        }
-        return any(
-            absent_strategy(kind(name), versions, trainer) is not None and (trainer, kind(name)) not in trained
-            for name in considered
-            for trainer in self.trainers
-        )
+    def _lacking(self, trainer: str, strategy: str) -> CellSet:
+        """The cells in which a trainer does not have a strategy, unless it was seen to train."""
+        measured = self.neighbours.measured
+        lacking = 0
+        for absence in existence.STRATEGIES:
+            if absence.concerns(strategy, trainer):
+                here = measured.every
+                for package, text in absence.when.items():
+                    here &= measured.where(package, parse(text).covers)
+                lacking |= here
+        if lacking:
+            for line in self._lines:
+                if line.trainer == trainer and line.strategy == strategy:
+                    verdicts = measured.verdicts(line.issue).get(line.label, {})
+                    lacking &= ~_union(verdicts.get(name, 0) for name in _TRAINED)
+        return lacking
 
-    def _may_have(self, trainer: str, cell: MeasuredCell) -> bool:
-        """By the predictions for a cell; so it may where there are none."""
-        own = (issue for name, issue in self.catalog.items() if self.measured_with[name] == trainer)
-        every = (issue.predict("upstream", label, cell.versions) for issue in own for label in issue.labels())
-        found = (each.verdict is not Verdict.ABSENT for each in every if each is not None)
-        first = next(found, None)
-        return first is None or first or any(found)
+    @functools.cached_property
+    def _with_trainers(self) -> CellSet:
+        """The cells in which each of the trainers was seen, under whichever strategy; where nothing was measured with
+        it, the catalogue must predict something else than its absence, or nothing."""
+        cells = self.neighbours.measured.every
+        for trainer in self.trainers:
+            lines = [line for line in self._lines if line.trainer == trainer]
+            present = _union(line.measured & ~line.absent for line in lines)
+            if unseen := cells & ~_union(line.measured for line in lines):
+                present |= unseen & self._may_have(dict.fromkeys(line.issue for line in lines))
+            cells &= present
+        return cells
+
+    def _may_have(self, names: Iterable[str]) -> CellSet:
+        """The cells that have the trainer of some issues by the predictions for them; so they may where there are
+        none."""
+        measured = self.neighbours.measured
+        absent = present = 0
+        for issue in map(self.catalog.__getitem__, names):
+            for label in issue.labels():
+                for prediction, cells in measured.predicted(issue, label):
+                    if prediction.verdict is Verdict.ABSENT:
+                        absent |= cells
+                    else:
+                        present |= cells
+        return present | measured.every & ~absent
 
 
-def has_only(cell: MeasuredCell, spec: StackSpec) -> bool:
-    """Whether a cell has none of the packages that most stacks do not have, but those that this one has."""
-    return all(spec.versions.get(package) is not None for package in OPTIONAL if package in cell.versions)
+def _union(sets: Iterable[CellSet]) -> CellSet:
+    return functools.reduce(operator.or_, sets, 0)
 
 
 def trainers_in(spec: StackSpec, catalog: Catalog) -> tuple[str, ...]:
     """The trainers that the stack's trl has, or may have, by the predictions; all of them if these do not say."""
-    domain = {"trl": spec.versions.get("trl", ALL)}
+    projection = Projection({"trl": spec.versions.get("trl", ALL)})
     found = tuple(
         trainer
         for trainer in TRAINERS
@@ -121,94 +220,49 @@ def trainers_in(spec: StackSpec, catalog: Catalog) -> tuple[str, ...]:
             for issue in catalog.values()
             if measured_with(issue.id) == trainer
             for label in issue.labels()
-            for prediction in regions(issue, "upstream", label, domain).predicted.values()
+            for prediction in projection.regions(issue.predictions, "upstream", label).predicted.values()
         )
     )
     return found or TRAINERS
 
 
-def ok_pins(spec: StackSpec, cells: Sequence[MeasuredCell], scope: Scope) -> tuple[Pins, ...]:
+def ok_pins(scope: Scope) -> tuple[Pins, ...]:
     """The nearest cell that is ``ok`` for all strategies, after one with the stack's own trl that is so for most.
 
     If no cell is ``ok`` for all and none has this trl, the one for most may have any trl.
     """
-    considered = scope.considered
+    neighbours, considered = scope.neighbours, scope.considered
+    cells = neighbours.measured.cells
+    has_same_trl = neighbours.at("trl") & neighbours.with_same_packages
+    fine = _ok(scope, considered)
+    every = neighbours.nearest(fine) if fine else None
     found = []
-    every = next((cell for cell in cells if _is_ok(cell, scope, considered)), None)
-    if every is None or not _has_same_trl(spec, every):
-        kept = [cell for cell in cells if _has_same_trl(spec, cell)] or (cells if every is None else [])
-        fine = [(cell, tuple(name for name in considered if _is_ok(cell, scope, (name,)))) for cell in kept]
-        best = max(fine, key=lambda each: len(each[1]), default=None)  # the nearest of those with the most
+    if every is None or not has_same_trl >> every & 1:
+        candidates = has_same_trl or (neighbours.with_same_packages if every is None else 0)
+        ok = {name: _ok(scope, (name,)) for name in considered}
+        fine_for = [
+            (number, tuple(name for name in considered if ok[name] >> number & 1))
+            for number in neighbours.nearest_first(candidates)
+        ]
+        best = max(fine_for, key=lambda each: len(each[1]), default=None)  # the nearest of those with the most
         if best is not None and best[1]:
-            found.append(Pins(*best))
-    return tuple(found) if every is None else (*found, Pins(every, considered))
+            found.append(Pins(cells[best[0]], best[1]))
+    return tuple(found) if every is None else (*found, Pins(cells[every], considered))
 
 
-def _has_same_trl(spec: StackSpec, cell: MeasuredCell) -> bool:
-    """Whether a cell has the stack's trl."""
-    return is_at(cell, "trl", spec.versions.get("trl"))
+def _ok(scope: Scope, considered: Sequence[str]) -> CellSet:
+    """The cells that show no issue, and have every strategy."""
+    return scope.usable(considered) & scope.neighbours.with_same_packages & ~_union(scope.shown(considered).values())
 
 
-def is_at(cell: MeasuredCell, package: str, wanted: Range | None) -> bool:
-    """Whether a cell has a version of a package that is wanted."""
-    text = cell.versions.get(package)
-    return wanted is not None and text is not None and wanted.covers(at(text))
-
-
-def fewest_issues(cells: Sequence[MeasuredCell], scope: Scope, fewer_than: int) -> Pins | None:
+def fewest_issues(scope: Scope, fewer_than: int) -> Pins | None:
     """The nearest of the cells with the fewest issues under all strategies, if these are fewer than so many."""
+    neighbours = scope.neighbours
+    shown = scope.shown(scope.considered)
     best = None
-    for cell in cells:
-        found = _shown(cell, scope, scope.considered, fewer_than - 1)
-        if found is not None:
-            best, fewer_than = Pins(cell, scope.considered, found), len(found)
+    for number in neighbours.nearest_first(scope.usable(scope.considered) & neighbours.with_same_packages):
+        names = [name for name, cells in shown.items() if cells >> number & 1]
+        if len(names) < fewer_than:
+            fewer_than = len(names)
+            best = Pins(neighbours.measured.cells[number], scope.considered, tuple(names))
     return best
-
-
-def _is_ok(cell: MeasuredCell, scope: Scope, considered: Sequence[str]) -> bool:
-    """Whether a cell shows no issue, and has every strategy."""
-    return _shown(cell, scope, considered, 0) is not None
-
-
-def _shown(cell: MeasuredCell, scope: Scope, considered: Sequence[str], limit: int) -> tuple[str, ...] | None:
-    """Ids of the issues that a cell shows, by its verdicts, and by the catalogue where it has none.
-
-    ``None`` for more than ``limit`` of them, where something could not be tested, and where all verdicts with one of
-    the trainers, or with it under a strategy, are ``absent``: such a cell lacks that trainer, or the strategy.
-    """
-    measured: dict[str, dict[str, Verdict]] = {}
-    found: dict[tuple[str, str], set[Verdict]] = {}
-    if scope.lacks_trainer(cell) or scope.lacks_strategy(cell, considered):
-        return None
-    for name, label, plain, verdict in scope.upstream(cell):
-        if label in considered or plain in considered:
-            measured.setdefault(name, {})[label] = verdict
-            found.setdefault((scope.measured_with[name], plain), set()).add(verdict)
-    for (trainer, _), verdicts in found.items():
-        if Verdict.UNTESTABLE in verdicts or (verdicts == {Verdict.ABSENT} and trainer in scope.trainers):
-            return None
-    shown = {name for name, by_label in measured.items() if _has_problem(cell, scope, name, by_label)}
-    for issue in scope.catalog.values():
-        if len(shown) > limit:
-            return None
-        if issue.id in shown or not issue.is_problem_somewhere:
-            continue
-        unmeasured = scope.labels(issue, considered) - measured.get(issue.id, {}).keys()
-        predicted = (issue.predict("upstream", label, cell.versions) for label in unmeasured)
-        if any(each is not None and each.verdict.is_problem and each.by not in scope.foreign for each in predicted):
-            shown.add(issue.id)
-    return tuple(name for name in scope.catalog if name in shown) if len(shown) <= limit else None
-
-
-def _has_problem(cell: MeasuredCell, scope: Scope, name: str, verdicts: dict[str, Verdict]) -> bool:
-    """Whether a measured verdict on an issue is a problem, and not one that an issue of another trainer explains."""
-    problems = [label for label, verdict in verdicts.items() if verdict.is_problem]
-    if not problems or not scope.foreign:
-        return bool(problems)
-    for label in problems:
-        predicted = scope.catalog[name].predict("upstream", label, cell.versions)
-        if predicted is None or predicted.by not in scope.foreign:
-            return True
-        if not cell.gave((name, "upstream", label), predicted.verdict, predicted.by):
-            return True
-    return False

@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog.ranges import ABSENT, ALL, Range, at, both
 
-__all__ = ["ORDER", "Mention", "StackSpec", "StackSpecError", "installed_here", "joined", "of_mentions", "pin"]
+__all__ = ["ORDER", "Mention", "StackSpec", "StackSpecError", "installed_here", "joined", "of_mentions"]
 
 ORDER = ("trl", "transformers", *(package for package in stack.PACKAGES if package not in ("trl", "transformers")))
 """The packages in the order in which a person names them, and would be least willing to change their versions."""
@@ -47,6 +47,18 @@ class Mention:
     pinned: bool = False
     note: str = ""
     marker: str = ""
+
+    @classmethod
+    def of_version(cls, package: str, version: str, where: str) -> Mention:
+        """A package at one version.
+
+        Raises:
+            StackSpecError: when ``version`` is not a valid version.
+        """
+        try:
+            return cls(package, version, at(version), where, pinned=True)
+        except ValueError as error:
+            raise StackSpecError(f"{where}: the version of {package}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,7 @@ def installed_here() -> StackSpec:
         StackSpecError: when trl is not installed, or an installed version is not a valid version.
     """
     found = stack.installed()
-    mentions = [pin(package, version, "installed here") for package, version in found.items()]
+    mentions = [Mention.of_version(package, version, "installed here") for package, version in found.items()]
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     spec = dataclasses.replace(of_mentions(mentions, f"installed in {sys.prefix}", complete=True), python=python)
     if "trl" not in found:
@@ -138,18 +150,6 @@ def installed_here() -> StackSpec:
             "specify a stack, for example: trlcompat doctor trl==0.15.2 transformers==4.48.3"
         )
     return spec
-
-
-def pin(package: str, version: str, where: str) -> Mention:
-    """A package at one version.
-
-    Raises:
-        StackSpecError: when ``version`` is not a valid version.
-    """
-    try:
-        return Mention(package, version, at(version), where, pinned=True)
-    except ValueError as error:
-        raise StackSpecError(f"{where}: the version of {package}: {error}") from error
 
 
 def of_mentions(mentions: Iterable[Mention], source: str, *, complete: bool, ignored: Iterable[str] = ()) -> StackSpec:

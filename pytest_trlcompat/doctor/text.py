@@ -5,20 +5,16 @@ Imports no package of the stack, and works without ``rich``.
 
 from __future__ import annotations
 
-import shutil
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import IO
 
 from pytest_trlcompat._escaping import encodable, visible
-from pytest_trlcompat.catalog import remedies
 from pytest_trlcompat.catalog.issue import STRATEGIES
-from pytest_trlcompat.doctor.applicable import summary
 from pytest_trlcompat.doctor.diagnosis import ApplicableIssue, Diagnosis
 from pytest_trlcompat.doctor.effects import Effect
 from pytest_trlcompat.doctor.pins import Pins
 from pytest_trlcompat.doctor.stack_spec import ORDER
-from pytest_trlcompat.doctor.unmeasured import describe
 from pytest_trlcompat.stack import OPTIONAL
 
 __all__ = ["show"]
@@ -35,7 +31,12 @@ Line = tuple[str, str]
 def show(diagnosis: Diagnosis, file: IO[str]) -> None:
     """Print a diagnosis to ``file``."""
     terminal = file.isatty()
-    lines = list(_lines(diagnosis, min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns) if terminal else _WIDTH))
+    width = _WIDTH
+    if terminal:
+        import shutil
+
+        width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
+    lines = list(_lines(diagnosis, width))
     if terminal:
         try:
             from rich.console import Console
@@ -60,7 +61,7 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         yield from _wrapped("yellow", f"torch: {diagnosis.torch}", width)
     if diagnosis.python:
         yield from _wrapped("yellow", f"python: {diagnosis.python}", width)
-    if missing := describe(diagnosis.unmeasured, diagnosis.spec.texts):
+    if missing := diagnosis.unmeasured_text:
         said = "what follows is predicted from other releases, also that an issue does not affect this stack"
         yield from _wrapped("yellow", f"not measured: {missing}; {said}", width)
     yield "", ""
@@ -143,9 +144,8 @@ def _effect(effect: Effect, described: Collection[str]) -> str:
 
 
 def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
-    judged = sum(applicable.judged for applicable in diagnosis.issues)
+    first = diagnosis.summary
     if diagnosis.issues:
-        first = summary(judged, len(diagnosis.issues) - judged)
         yield from _wrapped("bold", f"{first[0].upper()}{first[1:]}.", width)
     else:
         near = f"; the nearest measured cell is {diagnosis.nearest.id}" if diagnosis.nearest else ""
@@ -154,8 +154,7 @@ def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
             yield from _wrapped("bold", found, width)
         else:
             style = "bold green" if diagnosis.is_clear and not diagnosis.predicted else "bold yellow"
-            found = summary(0, len(diagnosis.unpredicted), measured=not diagnosis.predicted)
-            yield from _wrapped(style, f"{found[0].upper()}{found[1:]}{near}.", width)
+            yield from _wrapped(style, f"{first[0].upper()}{first[1:]}{near}.", width)
     stopped = ", ".join(diagnosis.stopped_for_others)
     if unpredicted := ", ".join(name for name in diagnosis.unpredicted if name not in diagnosis.stopped_for_others):
         yield from _wrapped("", f"The catalogue makes no prediction for this stack about {unpredicted}.", width)
@@ -165,8 +164,7 @@ def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
 
 
 def _advice(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
-    own = remedies.own_trainer([applicable.issue for applicable in diagnosis.issues], diagnosis.trainer)
-    if own:
+    if own := diagnosis.own_trainer:
         yield from _wrapped("", own, width)
         yield "", ""
     if name := diagnosis.unmeasured_trainer:
@@ -177,7 +175,7 @@ def _advice(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         yield from _wrapped("", f"Nearest measured pins, ok for all issues{under}: {_versions(pins)}", width)
     if not any(pins.strategies == diagnosis.strategies for pins in diagnosis.pins):
         under = _under(diagnosis.strategies) or " under every strategy"
-        sweep = f"the sweep of {diagnosis.measured}" if diagnosis.measured else "any sweep"
+        sweep = f"the sweep of {diagnosis.measured.date}" if diagnosis.measured.date else "any sweep"
         narrow = (
             "" if diagnosis.pins or diagnosis.fewest else "; --strategy and --trainer leave out what you do not use"
         )

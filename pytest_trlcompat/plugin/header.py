@@ -14,7 +14,7 @@ from pytest_trlcompat.catalog.verdict import SEVERITY, Verdict
 
 if TYPE_CHECKING:
     from pytest_trlcompat.catalog.issue import KnownIssue
-    from pytest_trlcompat.doctor.stack_spec import StackSpec
+    from pytest_trlcompat.catalog.regions import Projection
 
 __all__ = ["Cache", "line", "line_once"]
 
@@ -53,20 +53,22 @@ def line(installed: Mapping[str, str]) -> str | None:
     It also says if the published sweep was not measured with the stack's torch. A stack that cannot be judged (without
     trl, or with an invalid version) gets no line and no error, since the line is not requested.
     """
+    from pytest_trlcompat.catalog.regions import Projection
     from pytest_trlcompat.doctor.applicable import considered_strategies, summary
-    from pytest_trlcompat.doctor.stack_spec import StackSpecError, of_mentions, pin
-    from pytest_trlcompat.doctor.torch import other_torch
+    from pytest_trlcompat.doctor.beyond import other_torch
+    from pytest_trlcompat.doctor.stack_spec import Mention, StackSpecError, of_mentions
 
     if "trl" not in installed:
         return None
     try:
-        mentions = [pin(package, version, "installed here") for package, version in installed.items()]
+        mentions = [Mention.of_version(package, version, "installed here") for package, version in installed.items()]
     except StackSpecError:
         return None
     spec = of_mentions(mentions, "installed here", complete=True)
     considered, _ = considered_strategies((), spec)
     entries = (issue for issue in known_issues.load().values() if not issue.is_search)
-    found = sorted(filter(None, (_summary(issue, spec, considered) for issue in entries)))
+    projection = Projection(spec.versions, spec.together)
+    found = sorted(filter(None, (_summary(issue, projection, considered) for issue in entries)))
     torch = other_torch(spec, evidence.published_torches())
     if not found and not torch:
         return None
@@ -79,12 +81,10 @@ def line(installed: Mapping[str, str]) -> str | None:
     return "; ".join(filter(None, [issues, torch, "see: trlcompat doctor"]))
 
 
-def _summary(issue: KnownIssue, spec: StackSpec, considered: Sequence[str]) -> tuple[int, str] | None:
+def _summary(issue: KnownIssue, projection: Projection, considered: Sequence[str]) -> tuple[int, str] | None:
     """The severity of an issue, lowest first, and its text in the header; ``None`` if it does not affect the stack."""
-    from pytest_trlcompat.doctor.applicable import applicable_predictions
-
     by_verdict: dict[Verdict, dict[str, None]] = {}
-    for strategy, prediction, _ in applicable_predictions(issue, spec, considered):
+    for strategy, prediction, _ in projection.problems(issue, issue.predictions, considered):
         by_verdict.setdefault(prediction.verdict, {})[strategy] = None
     if not by_verdict:
         return None

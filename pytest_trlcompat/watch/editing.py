@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog import known_issues, reading
 from pytest_trlcompat.catalog.issue import Prediction
-from pytest_trlcompat.catalog.known_issues import PREDICTION, Catalog, CatalogError
+from pytest_trlcompat.catalog.known_issues import Catalog, CatalogError
 from pytest_trlcompat.catalog.ranges import parse
+from pytest_trlcompat.catalog.reading import PREDICTION
 from pytest_trlcompat.catalog.verdict import Verdict
 
 __all__ = ["Correction", "NotCorrected", "correct"]
@@ -62,12 +63,12 @@ def correct(folder: Path, edited: Mapping[Path, str], correction: Correction) ->
         raise NotCorrected(f"nobody has explained the {correction.verdict}: it needs a known issue of its own first")
     if correction.verdict is Verdict.UNTESTABLE:
         raise NotCorrected("what cannot be tested is no verdict about a release")
-    entries = known_issues.written(folder, edited).entries
+    entries = reading.written(folder, edited).entries
     if correction.issue not in entries:
         raise NotCorrected(f"the catalogue has no issue {correction.issue}")
     file = known_issues.file_of(correction.issue, folder)
     text = edited[file] if file in edited else file.read_text(encoding="utf-8")
-    decided = _decided(known_issues.read(folder, edited), correction)
+    decided = _decided(reading.read(folder, edited), correction)
     position = _position(decided, entries, correction) if decided is not None else None
     lines = text.splitlines(keepends=True)
     place = _place(lines, correction.issue, position)
@@ -88,7 +89,7 @@ def _decided(catalog: Catalog, correction: Correction) -> Prediction | None:
 def _position(decided: Prediction, entries: Mapping[str, Mapping[str, Any]], correction: Correction) -> int:
     """Which of the entry's written predictions it is, from 0."""
     for position, raw in enumerate(entries[correction.issue]["prediction"]):
-        for prediction in known_issues.expanded(raw, entries):
+        for prediction in reading.expanded(raw, entries):
             same = (
                 prediction["verdict"],
                 prediction["subject"],
@@ -136,7 +137,7 @@ def _line(correction: Correction, when: Mapping[str, str]) -> str:
 
 def _check(folder: Path, changed: Mapping[Path, str], correction: Correction) -> None:
     try:
-        issue = known_issues.read(folder, changed).get_issue(correction.issue)
+        issue = reading.read(folder, changed).get_issue(correction.issue)
     except CatalogError as error:
         raise NotCorrected(f"the catalogue would refuse it: {error}") from error
     for strategy in correction.strategies:

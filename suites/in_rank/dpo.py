@@ -5,13 +5,13 @@ Imports the stack only inside functions.
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.dpo.room import ROOM
+from pytest_trlcompat.training.aliases import renamed
 
 from .grpo_conformance import trainer_class
 from .sharding import failure
@@ -134,13 +134,12 @@ def _built(subject: str, model: TinyModel, rows: Any, reference: Path | None) ->
     config = ROOM.config(trl, SETTING)
     policy = AutoModelForCausalLM.from_pretrained(model.path)
     scorer = {} if reference is None else {"ref_model": AutoModelForCausalLM.from_pretrained(reference)}
-    known = inspect.signature(trl.DPOTrainer.__init__).parameters
     trainer = trainer_class(subject, "DPOTrainer")(
         model=policy,
         **scorer,
         args=config,
         train_dataset=rows,
-        **{"processing_class" if "processing_class" in known else "tokenizer": model.tokenizer},
+        **renamed(trl.DPOTrainer, {"processing_class": model.tokenizer}),
     )
     trainer.get_train_dataloader()  # until 0.28 they are computed here
     return trainer

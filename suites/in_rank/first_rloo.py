@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.training.aliases import renamed
+
 from . import ppo
 
 if TYPE_CHECKING:
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["build_trainer", "config_class", "trainer_class"]
 
 _CONFIG = "RLOOConfig"
-_OLD_NAMES = {"processing_class": "tokenizer"}
 
 
 def trainer_class(subject: str) -> Any:
@@ -67,5 +68,4 @@ def build_trainer(subject: str, model: TinyModel, arguments: Mapping[str, Any], 
         **arguments,
     }
     chosen = trainer_class(subject)
-    known = inspect.signature(inspect.unwrap(trainer_class("upstream").__init__)).parameters
-    return chosen(**{name if name in known else _OLD_NAMES.get(name, name): value for name, value in given.items()})
+    return chosen(**renamed(trainer_class("upstream"), given))

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.training.aliases import accepted
+
 if TYPE_CHECKING:
     import torch
 
@@ -86,7 +88,6 @@ _read_policy_once = functools.cache(_read_policy)
 
 
 def _config(name: str, **settings: Any) -> Any:
-    import inspect
     import os
     import tempfile
 
@@ -118,8 +119,7 @@ def _config(name: str, **settings: Any) -> Any:
         # DEEPSPEED, as under FSDP: every rank's lands on device 0, on GPUs too. That is no concern of these suites.
         values["model_init_kwargs"] = {"device_map": None}
     config = getattr(trl, f"{name}Config")
-    known = inspect.signature(config.__init__).parameters
-    return config(**{key: value for key, value in {**values, **settings}.items() if key in known})
+    return config(**accepted(config, {**values, **settings}))
 
 
 def counted(rows: int) -> int:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.training.aliases import accepted, renamed
+
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
@@ -18,9 +20,6 @@ PROMPT_LENGTH, RESPONSE_LENGTH = 6, 3
 ROWS = 4
 """Rows of a batch over all ranks."""
 STEPS = 2
-
-# TRL's PPO before 0.12 calls its arguments otherwise.
-_OLD_NAMES = {"args": "config", "processing_class": "tokenizer", "model": "policy", "ref_model": "ref_policy"}
 
 
 @dataclass
@@ -84,7 +83,6 @@ def build_trainer(
         config_cls: the configuration's class; ours by default, see :func:`config`.
         settings: of its configuration; those that the release does not know are left out.
     """
-    import inspect
 
     models = load_models(model)  # before the configuration
     given = {
@@ -99,8 +97,7 @@ def build_trainer(
         before()
     given = {name: value for name, value in given.items() if value is not OMITTED}
     chosen = cls or trainer_class(subject)
-    known = inspect.signature(trainer_class(subject).__init__).parameters  # type: ignore[misc]
-    return chosen(**{name if name in known else _OLD_NAMES.get(name, name): value for name, value in given.items()})
+    return chosen(**renamed(trainer_class(subject), given))
 
 
 def config(cls: Any = None, /, **settings: Any) -> Any:
@@ -109,7 +106,6 @@ def config(cls: Any = None, /, **settings: Any) -> Any:
     It is our ``PPOConfig`` for both subjects unless ``cls`` is given: TRL's cannot be made in some releases
     (``ppo-config-after-grpo``), and is the same in all others.
     """
-    import dataclasses
     import os
     import tempfile
 
@@ -141,8 +137,7 @@ def config(cls: Any = None, /, **settings: Any) -> Any:
         "seed": 7,
     }
     cls = cls or PPOConfig
-    known = {field.name for field in dataclasses.fields(cls)}
-    return cls(**{key: value for key, value in {**values, **settings}.items() if key in known})
+    return cls(**accepted(cls, {**values, **settings}))
 
 
 def config_class(subject: str) -> Any:

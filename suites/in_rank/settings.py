@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.training.aliases import name_in
+
 from . import grpo, models
 from .adapters import fill_adapter
 from .sharding import failure, to_bytes
@@ -234,7 +236,7 @@ def _policy(model: TinyModel, setting: Mapping[str, str]) -> Any:
     if model.architecture == "qwen2_vl":
         auto = transformers.AutoModelForImageTextToText
     dtype = torch.bfloat16 if setting.get("precision") == "bf16_weights" else torch.float32
-    name = "dtype" if int(transformers.__version__.partition(".")[0]) >= 5 else "torch_dtype"
+    name = name_in(vars(transformers.PretrainedConfig()), "dtype") or "dtype"
     quantized = {}
     if setting.get("adapter") in _QUANTISED:
         torch.compiler.set_stance("force_eager")  # bitsandbytes compiles its operators, for minutes

@@ -11,7 +11,7 @@ from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.evidence import MeasuredCell
 from pytest_trlcompat.catalog.fixed_releases import fixed_releases
 from pytest_trlcompat.catalog.ranges import at
-from pytest_trlcompat.catalog.remedies import cured_in, mixins, own_trainer, remedy
+from pytest_trlcompat.catalog.remedies import cured_in, mixins, own_trainer, remedy, ways_of
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.trainers.curing.kinds import KINDS, TRAINERS, kind_named
 
@@ -144,8 +144,10 @@ def test_releases_with_which_most_fails_for_another_reason_are_marked() -> None:
         (measured("0.17.0", "error"), ""),  # not among these releases
         ([], ""),
     ):
-        assert remedy(issue, cells=cells).endswith(f"take trl >=0.18{mark}")
-        assert remedy(issue, ["ddp"], cells=cells).endswith("take trl >=0.18"), "measured under another strategy"
+        assert remedy(issue, ways=ways_of(issue, cells)).endswith(f"take trl >=0.18{mark}")
+        assert remedy(issue, ["ddp"], ways=ways_of(issue, cells)).endswith("take trl >=0.18"), (
+            "measured under another strategy"
+        )
 
 
 def test_advice_of_the_catalogue_agrees_with_the_evidence() -> None:
@@ -154,7 +156,7 @@ def test_advice_of_the_catalogue_agrees_with_the_evidence() -> None:
     marked = 0
     for issue in known_issues.load().values():
         for fixed in fixed_releases(issue):
-            text = remedy(issue, fixed.strategies, cells=cells)
+            text = remedy(issue, fixed.strategies, ways=ways_of(issue, cells))
             for each in fixed.alternatives:
                 inside = [
                     cell
@@ -172,10 +174,11 @@ def test_advice_of_the_catalogue_agrees_with_the_evidence() -> None:
                 marked += failed > found.count(Verdict.OK)
     assert marked > 5
     lora = known_issues.load()["lora-zero3-checkpointing"]
-    assert f"trl >=0.17,<0.27 with transformers <5.0{FAILS}, or set" in remedy(lora, ["zero3"], cells=cells)
-    assert remedy(known_issues.load()["grpo-lora-checkpointing"], ["single"], cells=cells).endswith(
-        "take trl >=0.16, or transformers >=5.0"
+    assert f"trl >=0.17,<0.27 with transformers <5.0{FAILS}, or set" in remedy(
+        lora, ["zero3"], ways=ways_of(lora, cells)
     )
+    grpo = known_issues.load()["grpo-lora-checkpointing"]
+    assert remedy(grpo, ["single"], ways=ways_of(grpo, cells)).endswith("take trl >=0.16, or transformers >=5.0")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pytest_trlcompat.checks import memory
 
 FOLDER = Path(pytest_trlcompat.checks.__file__).parent
 MODULES = sorted(FOLDER.glob("*.py"))
-ALLOWED = ("pytest_trlcompat.checks", "pytest_trlcompat.trainers")
+ALLOWED = ("pytest_trlcompat.checks", "pytest_trlcompat.trainers", "pytest_trlcompat.training")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)

@@ -280,7 +280,10 @@ beta = [0.04]
             "epsilon=1: beta=2 is with it and never with it",
         ),
         ("[[every.no_effect]]\nfields = ['beta']\nwhy = 'So.'", "grpo: beta stand in two places"),
-        ("epsilon = { values = [1], names = ['beta'] }", "grpo: beta stand in two places"),
+        (
+            "eval_strategy = ['steps']\n[[grpo.no_effect]]\nfields = ['evaluation_strategy']\nwhy = 'So.'",
+            "grpo: evaluation_strategy stand in two places",
+        ),
         ("[[grpo.no_effect]]\nfields = ['other']", "a group of no_effect (other): missing or unknown: why"),
         ("[[grpo.launch]]\nfields = ['other']\nwhy = ' '", "a group of launch (other) has no field or no reason"),
         ("[[grpo.tries]]\nfields = ['beta']", "[grpo]: missing or unknown: tries"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pytest_trlcompat.catalog.evidence import Evidence, MeasuredCell
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction, Symptom
 from pytest_trlcompat.catalog.known_issues import Catalog
+from pytest_trlcompat.catalog.measurements import Measurements
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.doctor.diagnosis import ApplicableIssue, Diagnosis, diagnose
 from pytest_trlcompat.doctor.requirements import of_pins
@@ -58,7 +59,7 @@ def ask(
 ) -> Diagnosis:
     spec = of_mentions(of_pins(pins), "the command line", complete=complete)
     known = Catalog({each.id: each for each in issues})
-    return diagnose(spec, known, Evidence("2026-11-21", tuple(cells)), strategies, trainer)
+    return diagnose(spec, known, Measurements.of(known, Evidence("2026-11-21", tuple(cells))), strategies, trainer)
 
 
 def effects(diagnosis: Diagnosis) -> list[tuple[tuple[str, ...], str, str]]:

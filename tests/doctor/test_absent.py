@@ -7,12 +7,12 @@ import io
 
 import pytest
 
-from pytest_trlcompat.catalog import evidence, known_issues
-from pytest_trlcompat.catalog.existence import STRATEGIES, absent_strategy, partly_absent_strategies
+from pytest_trlcompat.catalog import evidence, known_issues, measurements
+from pytest_trlcompat.catalog.existence import STRATEGIES
 from pytest_trlcompat.catalog.issue import kind, measured_with
 from pytest_trlcompat.catalog.ranges import ALL, at
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.doctor.applicable import StrategyError
+from pytest_trlcompat.doctor.applicable import StrategyError, absent_strategy, partly_absent_strategies
 from pytest_trlcompat.doctor.diagnosis import Diagnosis, diagnose
 from pytest_trlcompat.doctor.request import read_stack_spec
 from pytest_trlcompat.doctor.text import show
@@ -23,7 +23,8 @@ from .made_up import ask, cell, issue, predict
 def published(*pins: str, strategies: tuple[str, ...] = (), trainer: str = "") -> Diagnosis:
     """The answer about a stack by the catalogue and the evidence of this project."""
     spec = read_stack_spec(list(pins), [], lambda _: b"")
-    return diagnose(spec, known_issues.load(), evidence.published(), strategies, trainer)
+    catalog = known_issues.load()
+    return diagnose(spec, catalog, measurements.published(catalog), strategies, trainer)
 
 
 def test_sft_under_fsdp2_is_absent_with_a_trainer_that_cannot_prepare_for_it() -> None:

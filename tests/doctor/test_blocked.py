@@ -13,7 +13,6 @@ from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.evidence import MeasuredCell
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.doctor.applicable import without_blockers
 from pytest_trlcompat.doctor.diagnosis import Diagnosis
 from pytest_trlcompat.doctor.text import show
 
@@ -161,7 +160,8 @@ def test_no_problem_of_the_catalogue_is_dropped_because_another_stops_it() -> No
         pins = [f"{package}=={version}" for package, version in measured.versions.items()]
         found = ask(*pins, issues=list(known.values()), cells=[measured], complete=True)
         for each in found.issues:
-            beneath = [without_blockers(each.issue).predict("upstream", s, measured.versions) for s in each.strategies]
+            rest = dataclasses.replace(each.issue, predictions=each.issue.without_blockers())
+            beneath = [rest.predict("upstream", label, measured.versions) for label in each.strategies]
             problem = any(one is not None and one.verdict.is_problem for one in beneath)
             assert not (problem and found.stopped_by(each)), (measured.id, each.issue.id)
             described += problem and not each.judged

@@ -122,11 +122,12 @@ def test_no_recommended_cell_of_the_evidence_lacks_the_trainer(
     )
     recommended = [*found.pins, *([found.fewest] if found.fewest else [])]
     assert recommended
+    measured = {each.id: each for each in evidence.published().cells}
     for each in recommended:
         for prefix in prefixes:
             verdicts = {
                 verdict
-                for (name, subject, _), verdict in each.cell.verdicts.items()
+                for (name, subject, _), verdict in measured[each.cell.id].verdicts.items()
                 if name.startswith(f"{prefix}-") and subject == "upstream"
             }
             assert verdicts - {Verdict.ABSENT}, (each.cell.id, prefix)

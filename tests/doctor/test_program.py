@@ -99,6 +99,7 @@ def test_status_2_and_one_line_for_an_invalid_request(doctor: Run, arguments: li
 
 
 def test_damaged_evidence_is_named_with_status_2(doctor: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRLCOMPAT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(evidence, "published", lambda: evidence.load(tmp_path / "gone.json"))
     assert doctor("trl==0.15.2")[0] == 2
 

@@ -12,11 +12,9 @@ import pytest
 from pytest_trlcompat.catalog import evidence
 from pytest_trlcompat.catalog.issue import KnownIssue
 from pytest_trlcompat.catalog.ranges import parse
-from pytest_trlcompat.doctor.python import other_python
-from pytest_trlcompat.doctor.stack_spec import of_mentions, pin
+from pytest_trlcompat.doctor.beyond import describe, other_python, other_torch
+from pytest_trlcompat.doctor.stack_spec import Mention, of_mentions
 from pytest_trlcompat.doctor.text import show
-from pytest_trlcompat.doctor.torch import other_torch
-from pytest_trlcompat.doctor.unmeasured import describe
 
 from .made_up import Run, ask, cell, issue, only, predict
 
@@ -101,7 +99,7 @@ def test_the_torch_of_the_nearest_cells_is_named_where_it_is_not_the_stacks() ->
 
 
 def test_of_several_torches_those_that_were_not_measured_are_named() -> None:
-    spec = of_mentions([pin("torch", "2.13.0", "here")], "here", complete=False)
+    spec = of_mentions([Mention.of_version("torch", "2.13.0", "here")], "here", complete=False)
     for versions, text in (
         (parse("==2.13.0") | parse("==2.99.0"), "measured with torch 2.13.0, not with 2.99.0"),
         (parse("==2.13.0") | parse("==2.13.1"), ""),
@@ -122,9 +120,9 @@ def test_of_several_torches_those_that_were_not_measured_are_named() -> None:
     ],
 )
 def test_a_python_beyond_what_was_measured_is_named(doctor: Run, small: KnownIssue, python: str, text: str) -> None:
-    spec = dataclasses.replace(of_mentions([pin("trl", "0.18.2", "here")], "here", complete=False), python=python)
-    cells = [cell("0.18.2"), dataclasses.replace(cell("0.17.0"), id="trl0.17.0-tf4.49.0-py3.13")]
-    assert other_python(spec, cells) == text
+    spec = of_mentions([Mention.of_version("trl", "0.18.2", "here")], "here", complete=False)
+    cells = ["trl0.18.2-tf4.49.0", "trl0.17.0-tf4.49.0-py3.13"]
+    assert other_python(dataclasses.replace(spec, python=python), cells) == text
 
 
 def test_a_python_that_was_not_measured_makes_the_all_clear_a_prediction(doctor: Run, small: KnownIssue) -> None:

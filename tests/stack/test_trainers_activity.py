@@ -20,6 +20,7 @@ from pytest_trlcompat.cli import main
 from pytest_trlcompat.launch import Launcher
 from pytest_trlcompat.trainers.curing.cure import Cure
 from pytest_trlcompat.trainers.curing.kinds import KINDS
+from pytest_trlcompat.training.aliases import accepted, names_taken
 
 pytest.importorskip("trl")
 
@@ -67,14 +68,12 @@ def needed(strategy: str, adapter: str | None = None) -> Iterator[KnownIssue]:
 
 
 def trained(model: tiny.TinyModel, folder: str, adapter: str) -> list[tuple[str, bool | None, str]]:
-    import inspect
 
     import trl
     from transformers import AutoModelForCausalLM
 
     from pytest_trlcompat.trainers import GRPOTrainer
 
-    known = inspect.signature(trl.GRPOConfig).parameters
     settings: dict[str, Any] = {
         "output_dir": folder,
         "report_to": "none",
@@ -94,7 +93,7 @@ def trained(model: tiny.TinyModel, folder: str, adapter: str) -> list[tuple[str,
         "gradient_checkpointing": True,
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
     }
-    if not adapter and "sync_ref_model" in known:
+    if not adapter and "sync_ref_model" in names_taken(trl.GRPOConfig):
         settings |= {"sync_ref_model": True, "ref_model_sync_steps": 1}
     more: dict[str, Any] = {}
     if adapter:
@@ -104,7 +103,7 @@ def trained(model: tiny.TinyModel, folder: str, adapter: str) -> list[tuple[str,
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(model.path, attn_implementation="eager"),
         reward_funcs=lambda completions, **_: [float(len(set(text))) for text in completions],
-        args=trl.GRPOConfig(**{name: value for name, value in settings.items() if name in known}),
+        args=trl.GRPOConfig(**accepted(trl.GRPOConfig, settings)),
         train_dataset=tiny.prompts(16, words=(2, 5)),
         eval_dataset=tiny.prompts(3, words=3),
         processing_class=model.tokenizer,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from pytest_trlcompat import stack, tiny  # noqa: E402 - needs the stack
 from pytest_trlcompat.launch import Launcher  # noqa: E402 - needs the stack
 from pytest_trlcompat.trainers import CureError, cured  # noqa: E402 - needs the stack
 from pytest_trlcompat.trainers.adapters.adapter_reference import AdapterReferenceMixin  # noqa: E402 - needs the stack
+from pytest_trlcompat.training.aliases import accepted  # noqa: E402 - after the stack
 
 RELEASE = Version(stack.installed()["trl"])
 needs_cure = pytest.mark.skipif(Version("0.27") <= RELEASE, reason="other releases keep the adapter themselves")
@@ -45,7 +45,6 @@ def adapted(folder: str = "", **settings: Any) -> Any:
 
 def built(folder: Any, model: Any, base: Any = None, beta: float = 0.1, peft_config: Any = None, **more: Any) -> Any:
     """A corrected trainer of one step."""
-    known = inspect.signature(trl.GRPOConfig).parameters
     settings = {
         "output_dir": str(folder),
         "report_to": "none",
@@ -67,7 +66,7 @@ def built(folder: Any, model: Any, base: Any = None, beta: float = 0.1, peft_con
     return cured(base or trl.GRPOTrainer)(
         model=model,
         reward_funcs=lambda completions, **_: [float(text.count("1")) for text in completions],
-        args=trl.GRPOConfig(**{name: value for name, value in settings.items() if name in known}),
+        args=trl.GRPOConfig(**accepted(trl.GRPOConfig, settings)),
         train_dataset=Dataset.from_list(tiny.prompts(8, words=4)),
         processing_class=tiny_model().tokenizer,
         peft_config=peft_config,

@@ -9,11 +9,11 @@ import pytest
 
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.launch import Launcher
+from pytest_trlcompat.training.aliases import accepted
 
 
 def two_steps(subject: str, model: tiny.TinyModel, temperature: float, more: dict[str, Any]) -> dict[str, Any]:
     """Losses, gradient norms and, for prompts of several lengths, the deviation from a plain full forward pass."""
-    import inspect
     import tempfile
 
     import torch
@@ -23,7 +23,6 @@ def two_steps(subject: str, model: tiny.TinyModel, temperature: float, more: dic
 
     from pytest_trlcompat.trainers import GRPOTrainer
 
-    known = inspect.signature(trl.GRPOConfig).parameters
     settings = {
         "output_dir": tempfile.mkdtemp(),
         "report_to": "none",
@@ -46,7 +45,7 @@ def two_steps(subject: str, model: tiny.TinyModel, temperature: float, more: dic
     trainer = (GRPOTrainer if subject == "corrected" else trl.GRPOTrainer)(
         model=policy,
         reward_funcs=lambda completions, **_: [float(len(set(text))) for text in completions],
-        args=trl.GRPOConfig(**{name: value for name, value in settings.items() if name in known}),
+        args=trl.GRPOConfig(**accepted(trl.GRPOConfig, settings)),
         train_dataset=tiny.prompts(8, words=(2, 5)),
         processing_class=model.tokenizer,
     )

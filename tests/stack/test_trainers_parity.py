@@ -14,6 +14,7 @@ import pytest
 
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.launch import Launcher
+from pytest_trlcompat.training.aliases import accepted
 
 pytest.importorskip("trl")
 
@@ -40,7 +41,6 @@ def run(launch: Launcher, model: tiny.TinyModel, tmp_path: Path) -> Callable[...
 
 
 def build(subject: str, model: tiny.TinyModel, folder: str, **settings: Any) -> Any:
-    import inspect
 
     import trl
     from transformers import AutoModelForCausalLM
@@ -48,7 +48,6 @@ def build(subject: str, model: tiny.TinyModel, folder: str, **settings: Any) -> 
 
     from pytest_trlcompat.trainers import GRPOTrainer
 
-    known = inspect.signature(trl.GRPOConfig).parameters
     settings = {
         "output_dir": folder,
         "report_to": "none",
@@ -71,7 +70,7 @@ def build(subject: str, model: tiny.TinyModel, folder: str, **settings: Any) -> 
     return (GRPOTrainer if subject == "corrected" else trl.GRPOTrainer)(
         model=AutoModelForCausalLM.from_pretrained(model.path, attn_implementation="eager"),
         reward_funcs=lambda completions, **_: [float(len(set(text))) for text in completions],
-        args=trl.GRPOConfig(**{name: value for name, value in settings.items() if name in known}),
+        args=trl.GRPOConfig(**accepted(trl.GRPOConfig, settings)),
         train_dataset=tiny.prompts(8, words=(2, 5)),
         eval_dataset=tiny.prompts(4, words=3),
         processing_class=model.tokenizer,

@@ -12,6 +12,7 @@ from packaging.version import Version
 from pytest_trlcompat import stack, tiny, trainers
 from pytest_trlcompat.equivalence import assert_equivalent
 from pytest_trlcompat.launch import Launcher, LaunchError
+from pytest_trlcompat.training.aliases import accepted
 
 pytest.importorskip("trl")
 
@@ -30,7 +31,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tiny.TinyModel:
 
 def build(subject: str, model: tiny.TinyModel, folder: Path, cls: type | None = None, **settings: Any) -> Any:
     """A PPO trainer for two batches of four rows over all ranks, which writes to ``folder``."""
-    import inspect
     import os
 
     import torch
@@ -69,11 +69,10 @@ def build(subject: str, model: tiny.TinyModel, folder: Path, cls: type | None = 
         "disable_tqdm": True,
         **settings,
     }
-    known = inspect.signature(PPOConfig.__init__).parameters
     chosen = cls or (PPOTrainer if subject == "corrected" else ppo_trainer_class())
     rows_of_ids = [[3 + (row * 7 + column) % 60 for column in range(6)] for row in range(8)]
     return chosen(
-        args=PPOConfig(**{name: value for name, value in settings.items() if name in known}),
+        args=PPOConfig(**accepted(PPOConfig, settings)),
         processing_class=model.tokenizer,
         train_dataset=Dataset.from_dict({"input_ids": rows_of_ids}),
         eval_dataset=Dataset.from_dict({"input_ids": rows_of_ids}),

@@ -13,6 +13,7 @@ from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.launch import Launcher
+from pytest_trlcompat.training.aliases import accepted
 
 pytest.importorskip("trl")
 
@@ -31,7 +32,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tiny.TinyModel:
 
 def train(model: tiny.TinyModel, without: str, adapter: bool, dtype: str, **settings: Any) -> dict[str, Any]:
     """Two steps of GRPO with all cures but one: losses, or what it ended in."""
-    import inspect
     import tempfile
 
     import torch
@@ -40,7 +40,6 @@ def train(model: tiny.TinyModel, without: str, adapter: bool, dtype: str, **sett
 
     from pytest_trlcompat.trainers import cured
 
-    known = inspect.signature(trl.GRPOConfig).parameters
     values = {
         "output_dir": tempfile.mkdtemp(),
         "report_to": "none",
@@ -65,7 +64,7 @@ def train(model: tiny.TinyModel, without: str, adapter: bool, dtype: str, **sett
     trainer = cured(trl.GRPOTrainer, without=[without] if without else [])(
         model=policy.to(getattr(torch, dtype)),
         reward_funcs=lambda completions, **_: [float(len(set(text))) for text in completions],
-        args=trl.GRPOConfig(**{name: value for name, value in values.items() if name in known}),
+        args=trl.GRPOConfig(**accepted(trl.GRPOConfig, values)),
         train_dataset=tiny.prompts(16, words=(2, 5)),
         processing_class=model.tokenizer,
         **more,

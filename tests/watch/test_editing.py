@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat.catalog import known_issues
+from pytest_trlcompat.catalog import known_issues, reading
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.watch.editing import Correction, NotCorrected, correct
 
@@ -38,7 +38,7 @@ CURED = Correction(
 
 def predicted(edited: Mapping[Path, str], trl: str, issue: str = CURED.issue) -> tuple[Verdict | None, ...]:
     """Under ddp, for both subjects."""
-    found = known_issues.read(FOLDER, edited).get_issue(issue)
+    found = reading.read(FOLDER, edited).get_issue(issue)
     predictions = [found.predict(subject, "ddp", {**NEWEST, "trl": trl}) for subject in ("upstream", "corrected")]
     return tuple(each.verdict if each is not None else None for each in predictions)
 

@@ -20,6 +20,7 @@ from pytest_trlcompat.conformance import architectures, images, liger
 from pytest_trlcompat.conformance.grpo import environments
 from pytest_trlcompat.conformance.grpo.methods import GRPO, RLOO, Method
 from pytest_trlcompat.conformance.training import PLAIN, world_size
+from pytest_trlcompat.training.aliases import renamed
 
 __all__ = [
     "AXES",
@@ -153,8 +154,7 @@ def config_of(trl: Any, setting: Mapping[str, Any], method: Method = GRPO) -> An
         # These releases load the reference model onto device 0 on every rank, as under FSDP; see OneDevicePerRankMixin.
         values["model_init_kwargs"] = {"device_map": None}
     if setting.get("evaluation") == "during":
-        name = "eval_strategy" if is_known(trl, "eval_strategy", "", method) else "evaluation_strategy"
-        values |= {name: "steps", "eval_steps": 1}
+        values |= renamed(getattr(trl, method.config_class), {"eval_strategy": "steps", "eval_steps": 1})
     values |= given
     values |= liger.fields(setting, {each.name for each in dataclasses.fields(getattr(trl, method.config_class))})
     if setting.get("resumed"):

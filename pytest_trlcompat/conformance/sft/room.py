@@ -5,7 +5,6 @@ Runs inside a rank; imports the stack only inside functions.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
@@ -24,6 +23,7 @@ from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
 from pytest_trlcompat.conformance.supervised.room import AXES, BASE, Room
 from pytest_trlcompat.conformance.supervised.truth import settings_from
 from pytest_trlcompat.tiny import PAD_TOKEN_ID
+from pytest_trlcompat.training.aliases import renamed
 
 if TYPE_CHECKING:
     import torch
@@ -112,8 +112,7 @@ class SFTRoom(Room):
         words = data.tokenizer(model, setting)
         if setting.get("template"):
             config.chat_template_path = data.template_path(model, setting)
-        name = "processing_class" if "processing_class" in inspect.signature(trainer_class).parameters else "tokenizer"
-        extra: dict[str, Any] = {name: words}
+        extra: dict[str, Any] = renamed(trainer_class, {"processing_class": words})
         if adapter is not None:
             extra["peft_config"] = adapter
         if setting.get("evaluation") not in (None, "", "given"):

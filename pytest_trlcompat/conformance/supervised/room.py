@@ -24,6 +24,7 @@ from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.supervised import evaluating
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
 from pytest_trlcompat.conformance.training import PLAIN, world_size
+from pytest_trlcompat.training.aliases import name_in, renamed
 
 if TYPE_CHECKING:
     import torch
@@ -212,7 +213,7 @@ class Room(abc.ABC):
             for each in trainer_class.__mro__
             if "__init__" in vars(each) and each is not object
         ]
-        return next(name for each in taken for name in ("processing_class", "tokenizer") if name in each)
+        return next(name for each in taken if (name := name_in(each, "processing_class")) is not None)
 
     def known_part(self, trl: Any, setting: Mapping[str, Any]) -> dict[str, Any]:
         """What of a setting this release knows."""
@@ -231,9 +232,8 @@ class Room(abc.ABC):
             **BASE,
             **self.base,
         }
-        strategy = "eval_strategy" if self.is_known(trl, "eval_strategy", "") else "evaluation_strategy"
         if setting.get("evaluation") in ("during", "best"):
-            values |= {strategy: "steps", "eval_steps": 1}
+            values |= renamed(self.config_class(trl), {"eval_strategy": "steps", "eval_steps": 1})
         if setting.get("evaluation") == "best":
             values |= {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
         if setting.get("resumed"):

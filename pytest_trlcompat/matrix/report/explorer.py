@@ -135,7 +135,7 @@ def _about(known: Catalog, name: str, measured: Sequence[MeasuredCell]) -> dict[
     return {
         "title": issue.title,
         "wrong": issue.wrong,
-        "remedy": remedies.remedy(issue, cells=measured),
+        "remedy": remedies.remedy(issue, ways=remedies.ways_of(issue, measured)),
         "cured_in": remedies.cured_in(issue),
         "upstream": list(issue.upstream),
     }

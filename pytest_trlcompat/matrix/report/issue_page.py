@@ -44,7 +44,7 @@ def issue_page(issue: KnownIssue, report: Report, evidence: Evidence, torch: Tor
     yield f"{in_block(issue.title)}."
     yield ""
     yield f"- **What is wrong:** {in_row(issue.wrong)}"
-    yield f"- **What to do:** {in_row(remedies.remedy(issue, cells=evidence.cells))}"
+    yield f"- **What to do:** {in_row(remedies.remedy(issue, ways=remedies.ways_of(issue, evidence.cells)))}"
     yield f"- **Upstream:** {', '.join(f'<{link}>' for link in issue.upstream) or 'not reported'}"
     yield ""
     yield "## Who is affected"

@@ -1,0 +1,65 @@
+"""Where a checkout keeps what it made from its own files: in the user's cache, never in the checkout.
+
+A wheel has the same as files, which its build writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from pytest_trlcompat import _data, _json_files, _trust
+
+__all__ = ["read", "stamp", "write"]
+
+
+def stamp(paths: Iterable[str]) -> str:
+    """Changes when one of some files may have changed; costs no reading."""
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        status = os.stat(path)
+        digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def read(folder: Path, kind: str = "") -> str | None:
+    """The text that :func:`write` wrote; ``None`` where there is none, or somebody else could have written it.
+
+    Args:
+        folder: what it was made from lies there.
+        kind: of several texts that are made from it.
+    """
+    try:
+        path = _path(folder, kind)
+        _trust.check_folder(path.parent)
+        _trust.check_files(path.parent, [path.name])
+        return _json_files.read_text(path)
+    except (OSError, RuntimeError, _trust.UntrustedError, _json_files.Unreadable):
+        return None
+
+
+def write(folder: Path, text: str, kind: str = "") -> None:
+    """Keep a text for later processes, if there is a place where nobody else writes; it replaces the last one."""
+    with contextlib.suppress(OSError, RuntimeError, _trust.UntrustedError):
+        path = _path(folder, kind)
+        _trust.make_folder(path.parent)
+        import tempfile  # pytest loads this module at every start
+
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+def _path(folder: Path, kind: str) -> Path:
+    """A checkout has one of each kind, which the next one replaces."""
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    return _data.cache_folder() / "catalog" / f"{name}{kind and f'-{kind}'}.json"

@@ -1,0 +1,1 @@
+"""What a training is, in one vocabulary for all releases; imports the standard library alone."""

@@ -1,0 +1,1 @@
+"""Tests of the vocabulary of trainings, without the stack."""
