@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.accelerator import artefacts
+from pytest_trlcompat.conformance.training import of_all_ranks
 
 from ..measured import every
 from . import grpo, grpo_objective
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["ALONE", "RANKS", "of_all_ranks", "steps", "wrong_numbers"]
+__all__ = ["ALONE", "RANKS", "steps", "wrong_numbers"]
 
 LEARNING_RATE = 0.1
 STEPS = 2
@@ -200,16 +201,6 @@ def _rows(inputs: Mapping[str, Any]) -> list[Row]:
         completion = tuple(token for token in inputs["completion_ids"][index].tolist() if token)
         rows.append(Row(words, completion))
     return rows
-
-
-def of_all_ranks(mine: Any) -> list[Any]:
-    import torch.distributed as dist
-
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [mine]
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, mine)
-    return gathered
 
 
 def _weights(model: Any) -> dict[str, torch.Tensor]:

@@ -12,9 +12,9 @@ import pytest
 
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.conformance.ppo import objects as ppo
 from pytest_trlcompat.plugin.judging import Absent, Finding, Judge
 
-from ..in_rank import ppo
 from ..in_rank.ppo_adapters import REFERENCES, adapter_trainings
 from .runs import TOLERANCE, greatest_difference, require_ppo
 
