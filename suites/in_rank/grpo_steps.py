@@ -1,4 +1,4 @@
-"""What one optimizer step did, held against the objective written out by hand: runs inside a rank.
+"""What one optimizer step did, compared with the reference: runs inside a rank.
 
 The optimizer is plain SGD, so that the step itself shows the gradient under any strategy: a weight moves by the
 learning rate times its gradient. Imports the stack only inside functions.
@@ -113,7 +113,7 @@ class _Recorder:
         rows, self.sampled[:] = list(self.sampled), []
         if rows:
             with torch.no_grad():
-                self.old.update(grpo_objective.logps(self.policy, rows))
+                self.old.update(zip(rows, self.objective.logprobs(self.policy, rows), strict=True))
             self.generated = self.objective.tokens(rows)
         return rows
 
