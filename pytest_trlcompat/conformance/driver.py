@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance import liger, refusals, sequential
 from pytest_trlcompat.conformance.adapter import TrainerAdapter
-from pytest_trlcompat.conformance.comparison import Comparison, StepCountMismatch, ToleranceUnknown
+from pytest_trlcompat.conformance.comparison import StepCountMismatch, ToleranceUnknown
 from pytest_trlcompat.conformance.training import of_all_ranks
 
 if TYPE_CHECKING:
@@ -62,17 +62,10 @@ def compare_with_reference(
         RankDesynchronised: other ranks wait for this one, which failed.
     """
     adapter = adapter_of(trainer)
-
-    def compare(name: str) -> dict[str, Any]:
-        try:
-            with liger.uncompiled(settings[name]):
-                result = _compare_row(adapter, subject, model, settings[name], seed, name in partly)
-        except ToleranceUnknown as error:  # in bfloat16, say, of a loss whose terms cancel
-            result = {"failure": None, "differences": [], "compared": 0, "unknown": []}
-            result["lacking"] = f"rounding changes the first step so much that nothing can be told: {error}"
-        return {**result, "differences": result["differences"][:_SHOWN]}
-
-    results = sequential.in_turn(settings, compare)
+    results: dict[str, dict[str, Any]] = {}
+    for name in sequential.in_turn(settings, results):
+        with liger.uncompiled(settings[name]):
+            results[name] = _compare_row(adapter, subject, model, settings[name], seed, name in partly)
     if all(result["unknown"] for result in results.values()):
         _meet()
     return results
@@ -97,14 +90,14 @@ def _compare_row(
     if int(os.environ.get("RANK", "0")):
         return result
     try:
-        return {**result, **_as_plain_data(adapter.compare(recordings, untrained, model, known, seed))}
+        comparison = adapter.compare(recordings, untrained, model, known, seed)
     except StepCountMismatch as error:
         return {**result, "differences": [{"stage": adapter.mismatch_stage, "where": "", "said": str(error)}]}
-
-
-def _as_plain_data(comparison: Comparison) -> dict[str, Any]:
-    differences = [vars(difference) for difference in comparison.differences]
-    return {**comparison._asdict(), "differences": differences, "shortfall": comparison.shortfall()}
+    except ToleranceUnknown as error:  # in bfloat16, say, of a loss whose terms cancel
+        said = f"rounding changes the first step so much that nothing can be told: {error}"
+        return {"failure": None, "differences": [], "compared": 0, "unknown": [], "lacking": said}
+    differences = [vars(difference) for difference in comparison.differences[:_SHOWN]]
+    return {**result, **comparison._asdict(), "differences": differences, "shortfall": comparison.shortfall()}
 
 
 def _meet() -> None:

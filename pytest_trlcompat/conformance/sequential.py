@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +40,7 @@ class RankDesynchronised(RuntimeError):
 
     Attributes:
         name: of the training.
-        found: what :func:`in_turn` would return, that training included.
+        found: the results of all trainings until now, that one included.
     """
 
     def __init__(self, name: str, found: dict[str, dict[str, Any]]) -> None:
@@ -199,31 +199,27 @@ def _place(error: BaseException) -> str:
     return " < ".join([type(error).__name__, *lines])
 
 
-def in_turn(names: Iterable[str], train: Callable[[str], dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Train once for each name, as long as the ranks are in step.
+def in_turn(names: Iterable[str], results: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    """Names to train for, one after the other, as long as the ranks are in step.
 
     Args:
-        train: trains within :func:`training`, once or not at all; what follows that must need no other rank where it
-            gave a text.
-
-    Returns:
-        By name what ``train`` returned. The last one is a training that the ranks ended differently, if they did: with
-        :data:`FAILED_ON`; or in which a collective failed on all of them. Names after it are missing.
+        results: where the caller puts, before it asks for the next name, what this one's training gave. It trains
+            within :func:`training`, once or not at all; what follows that must need no other rank where it gave a text.
+            The last one is a training that the ranks ended differently, if they did: it then gets :data:`FAILED_ON`;
+            or one in which a collective failed on all of them. Names after it are missing.
 
     Raises:
         RankDesynchronised: other ranks wait for this one in such a training.
     """
-    found: dict[str, dict[str, Any]] = {}
     for name in names:
         print(f"{BEGINS}{name}", file=sys.stderr, flush=True)
-        found[name] = train(name)
+        yield name
         ranks = _met[0] if _met else None
         if ranks is not None and ranks.parted:
-            found[name][FAILED_ON] = ranks.failed
+            results[name][FAILED_ON] = ranks.failed
             if ranks.awaited:
-                raise RankDesynchronised(name, found)
+                raise RankDesynchronised(name, dict(results))
             break
         if ranks is not None and ranks.disturbed:
             break
     print(ENDS, file=sys.stderr, flush=True)
-    return found

@@ -99,13 +99,14 @@ def lora_trainings(subject: str, model: TinyModel, variants: Mapping[str, Mappin
     """
     grpo_trainings.fix_completions(model.vocab_size)
 
-    def trained(name: str) -> dict[str, Any]:
-        measured: dict[str, Any] = {}
+    results: dict[str, Any] = {}
+    for name in sequential.in_turn(variants, results):
+        results[name] = {}
         with sequential.training() as ended:
-            measured = _train(subject, model, **variants[name])
-        return {"failure": ended["text"]} if ended else measured
-
-    return sequential.in_turn(variants, trained)
+            results[name] = _train(subject, model, **variants[name])
+        if ended:
+            results[name] = {"failure": ended["text"]}
+    return results
 
 
 def _train(
