@@ -25,10 +25,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pytest_trlcompat.conformance import rows  # noqa: E402
+from pytest_trlcompat.conformance import driver, rows  # noqa: E402
+from pytest_trlcompat.conformance.training import conformance_model  # noqa: E402
 from pytest_trlcompat.trainers.curing.kinds import TRAINERS as NAMES  # noqa: E402
-from suites.in_rank import conformance  # noqa: E402
-from suites.in_rank.models import conformance_model, save_model  # noqa: E402
+from suites.in_rank.models import save_model  # noqa: E402
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -152,7 +152,7 @@ def _train(trainer: str, model: Any, name: str, fault: Fault | None = None) -> S
         exec(planted, vars(module))  # noqa: S102 - the installed module, with one fault
         setattr(trl, NAMES[called], getattr(module, NAMES[called]))
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        found = conformance.hold(trainer, "upstream", model, {name: _rows(trainer)[name].setting})[name]
+        found = driver.compare_with_reference(trainer, "upstream", model, {name: _rows(trainer)[name].setting})[name]
     return Shown(tuple(dict.fromkeys(each["stage"] for each in found["differences"])), found["failure"] or "")
 
 

@@ -24,10 +24,10 @@ sys.path.insert(0, str(ROOT))
 
 from pytest_trlcompat.catalog.verdict import Verdict  # noqa: E402
 from pytest_trlcompat.conformance import rows  # noqa: E402
+from pytest_trlcompat.conformance.training import conformance_model  # noqa: E402
 from pytest_trlcompat.launch import Launcher, LaunchError  # noqa: E402
 from pytest_trlcompat.plugin.judging import Absent, Finding, Untestable  # noqa: E402
 from suites.conformance.trainings import ConformanceTrainings  # noqa: E402
-from suites.in_rank.models import conformance_model  # noqa: E402
 from suites.launches import LaunchCache  # noqa: E402
 
 __all__ = ["main"]

@@ -13,6 +13,7 @@ from pytest_trlcompat._devices import visible_gpus
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.issue import measured_with
 from pytest_trlcompat.catalog.verdict import Record
+from pytest_trlcompat.conformance.training import conformance_model
 from pytest_trlcompat.matrix.suite_choice import NOT_DEFAULT, ONLY_NEWEST, ONLY_OLDER, PARTS, PARTS_OF_NEWEST, parts_of
 from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable
 
@@ -276,4 +277,4 @@ def vllm_trainings(
 @pytest.fixture(scope="session")
 def conformance_trainings(launches: LaunchCache, tmp_path_factory: pytest.TempPathFactory) -> ConformanceTrainings:
     """Trainings with settings, each made once per subject."""
-    return ConformanceTrainings(launches, models.conformance_model(tmp_path_factory.mktemp("conformance")))
+    return ConformanceTrainings(launches, conformance_model(tmp_path_factory.mktemp("conformance")))

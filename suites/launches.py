@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance.sequential import BEGINS, ENDS, FAILED_ON, RankDesynchronised
 from pytest_trlcompat.launch import LaunchError
 from pytest_trlcompat.launch.result import is_of_ended_peer
-
-from .in_rank.in_step import BEGINS, ENDS, FAILED_ON, LeftAlone
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher, LaunchResult
@@ -107,8 +106,8 @@ def in_turn(names: Iterable[str], launch: Callable[[Sequence[str]], LaunchResult
     the launch, is not tried again, and those that have no answer then are, without it.
 
     Args:
-        launch: launches a body that calls :func:`.in_rank.in_step.in_turn` for some of the names, in their order, with
-            ``check=False`` and ``raises="original"``.
+        launch: launches a body that calls :func:`~pytest_trlcompat.conformance.sequential.in_turn` for some of the
+            names, in their order, with ``check=False`` and ``raises="original"``.
 
     Raises:
         LaunchError: a launch failed before the first training, or after the last.
@@ -147,7 +146,7 @@ def _said(rank: RankResult) -> Mapping[str, Mapping[str, Any]]:
     """By name, what a rank returned, or had when it was left alone by others that live."""
     if rank.returned:
         return dict(rank.value)
-    if rank.failure is None or rank.failure.pickled is None or rank.failure.type_name != LeftAlone.__name__:
+    if rank.failure is None or rank.failure.pickled is None or rank.failure.type_name != RankDesynchronised.__name__:
         return {}
     left: Any = rank.failure.original()
     return {} if is_of_ended_peer(left.found[left.name]["failure"] or "") else dict(left.found)

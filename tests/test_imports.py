@@ -20,9 +20,11 @@ LAYERS = (
     {"watch"},
     {"bisect", "plugin"},
     {"equivalence"},
-    {"checks", "ci", "doctor", "launch", "matrix"},
-    {"accelerator", "catalog", "inference"},
+    {"checks", "ci", "doctor", "matrix"},
+    {"catalog"},
     {"conformance"},
+    {"launch"},
+    {"accelerator", "inference"},
     {"reference", "tiny", "trainers", "_cache", "_cleaner", "_location"},
     {
         "__init__",

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from pytest_trlcompat.bisect.observation import fingerprint_of
-from pytest_trlcompat.conformance import rows
+from pytest_trlcompat.conformance import driver, rows
+from pytest_trlcompat.conformance.training import conformance_model
 from pytest_trlcompat.launch import Launcher, LaunchError
 from suites.conformance.row_choice import launch_of
-from suites.in_rank import conformance, models
+from suites.in_rank import models
 from suites.launches import distinct
 from suites.sharding.trainings import WORLD_SIZE
 
@@ -37,7 +38,7 @@ def main() -> int:
     options = parser.parse_args()
     shown: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, Launcher(device="software", timeout=TIMEOUT_S) as launch:
-        model = models.conformance_model(folder)
+        model = conformance_model(folder)
         launch(models.save_model, model, strategy="single")
         for together in launches_of(options.trainer, ranks=options.ranks, wanted=options.rows):
             shown |= _shown(launch, options.trainer, model, together)
@@ -69,7 +70,7 @@ def _shown(launch: Launcher, trainer: str, model: Any, together: Sequence[rows.R
     size = 1 if strategy == "single" else WORLD_SIZE
     try:
         ranks = launch(
-            *(conformance.hold, trainer, "upstream", model, settings, 0, partly),
+            *(driver.compare_with_reference, trainer, "upstream", model, settings, 0, partly),
             strategy=strategy,
             world_size=size,
             sharded=False,

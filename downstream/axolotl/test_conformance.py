@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from .. import holding
+from .. import comparing
 from ..cases import Case, marked
+from .adapters import DPO, SFT
 from .cases import DPO_CASES, SFT_CASES
-from .rooms import DPO, SFT
 from .settings import plain
 
 
@@ -63,19 +63,19 @@ def run(path: Path) -> None:
 
 @marked(SFT_CASES)
 def test_sft(case: Case, launcher: Any, tiny_qwen2: Callable[..., Any], config: Callable[..., Path]) -> None:
-    rows = [{"messages": turns} for turns in holding.conversations()]
+    rows = [{"messages": turns} for turns in comparing.conversations()]
     own = {"dataset": {"type": "chat_template", "roles_to_train": ["assistant"], "train_on_eos": "turn"}}
     model = tiny_qwen2(max_position_embeddings=512)
-    expected = holding.conversation_rows(
+    expected = comparing.conversation_rows(
         model.tokenizer, prompts=bool(case.settings.get("train_on_inputs")), most=case.settings.get("sequence_len")
     )
-    holding.check(launcher, case, functools.partial(run, config(case, own, rows)), SFT(), model, expected)
+    comparing.check(launcher, case, functools.partial(run, config(case, own, rows)), SFT(), model, expected)
 
 
 @marked(DPO_CASES)
 def test_dpo(case: Case, launcher: Any, tiny_qwen2: Callable[..., Any], config: Callable[..., Path]) -> None:
-    rows = holding.pairs_as_messages()
+    rows = comparing.pairs_as_messages()
     own = {"rl": "dpo", "rl_beta": 0.1, "dataset": {"type": "chat_template.default"}}
     model = tiny_qwen2(max_position_embeddings=512)
-    expected = holding.pair_rows(model.tokenizer)
-    holding.check(launcher, case, functools.partial(run, config(case, own, rows)), DPO(), model, expected)
+    expected = comparing.pair_rows(model.tokenizer)
+    comparing.check(launcher, case, functools.partial(run, config(case, own, rows)), DPO(), model, expected)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from .. import holding
+from .. import comparing
 from ..cases import Case, marked
+from .adapters import DPO, SFT
 from .cases import DPO_CASES, SFT_CASES
-from .rooms import DPO, SFT
 from .settings import plain
 
 
@@ -56,24 +56,24 @@ def run(settings: Mapping[str, Any]) -> None:
 def test_sft(
     case: Case, launcher: Any, tiny_qwen2: Callable[..., Any], settings: Callable[..., dict[str, Any]]
 ) -> None:
-    rows = [{"messages": turns} for turns in holding.conversations()]
+    rows = [{"messages": turns} for turns in comparing.conversations()]
     given, model = settings(case, "sft", rows), tiny_qwen2(max_position_embeddings=512)
-    expected = holding.conversation_rows(
+    expected = comparing.conversation_rows(
         model.tokenizer,
         history=not case.settings.get("mask_history"),
         prompts=bool(case.settings.get("train_on_prompt")),
         most=case.settings.get("cutoff_len"),
     )
-    holding.check(launcher, case, functools.partial(run, given), SFT(), model, expected)
+    comparing.check(launcher, case, functools.partial(run, given), SFT(), model, expected)
 
 
 @marked(DPO_CASES)
 def test_dpo(
     case: Case, launcher: Any, tiny_qwen2: Callable[..., Any], settings: Callable[..., dict[str, Any]]
 ) -> None:
-    rows = holding.pairs_as_messages()
+    rows = comparing.pairs_as_messages()
     given, model = settings(case, "dpo", rows), tiny_qwen2(max_position_embeddings=512)
     other = tiny_qwen2(max_position_embeddings=512, seed=5)
     given["ref_model"] = str(other.path)
-    expected = holding.pair_rows(model.tokenizer)
-    holding.check(launcher, case, functools.partial(run, given), DPO(given, other), model, expected)
+    expected = comparing.pair_rows(model.tokenizer)
+    comparing.check(launcher, case, functools.partial(run, given), DPO(given, other), model, expected)

@@ -30,8 +30,8 @@ from pytest_trlcompat.catalog.issue import (
     measured_with,
 )
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.trainers.curing.names import module_named
 from pytest_trlcompat.conformance import rows
+from pytest_trlcompat.trainers.curing.names import module_named
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 __all__ = [
     "FLOOR",
     "ULP",
+    "Comparison",
     "Difference",
-    "Held",
     "NotFinite",
-    "OutOfStep",
     "Quantity",
-    "Unsteady",
+    "StepCountMismatch",
+    "ToleranceUnknown",
     "change",
+    "compare_with_reference",
     "differing",
-    "held",
     "neighbours",
     "stated",
 ]
@@ -57,18 +57,18 @@ _OF_TIME = re.compile(r"\[(eval_)?(epoch|step|(.+_)?(time|runtime|per_second))\]
 """What is logged of when and how fast, which no reference has."""
 
 
-class OutOfStep(Exception):
+class StepCountMismatch(Exception):
     """The trainer did not sample, or did not train on what it sampled, as its arguments say; says what it did."""
 
 
-class Unsteady(Exception):
+class ToleranceUnknown(Exception):
     """The reference does not agree with itself: rounding changes the first step so much that nothing can be told.
 
     Later steps of a training that diverges may do so.
     """
 
 
-class NotFinite(Unsteady):
+class NotFinite(ToleranceUnknown):
     """The reference has no finite number with weights changed by rounding where it has one with its own.
 
     What rounding leaves cannot be told then, and an infinite allowance would pass anything.
@@ -135,7 +135,7 @@ def differing(
 
     Raises:
         NotFinite: a quantity differs, and with weights changed it is not finite.
-        Unsteady: a quantity of the first step is far off, and so are those with weights changed.
+        ToleranceUnknown: a quantity of the first step is far off, and so are those with weights changed.
     """
     near: Sequence[Sequence[Quantity]] = []
     differences: list[Difference] = []
@@ -160,7 +160,9 @@ def differing(
                 raise NotFinite(f"{quantity.stage} ({quantity.where}) is not finite, or has another shape")
             allowed += FACTOR * spread
             if _TOLD * max(largest, SMALLEST) < off <= allowed and _FIRST.match(quantity.where):
-                raise Unsteady(f"{quantity.stage} ({quantity.where}) is off by {off:.3g}, and may be by {allowed:.3g}")
+                raise ToleranceUnknown(
+                    f"{quantity.stage} ({quantity.where}) is off by {off:.3g}, and may be by {allowed:.3g}"
+                )
         if not off <= allowed:
             differences.append(Difference(quantity.stage, quantity.where, *_most_off(wanted, values), off, allowed))
     return differences
@@ -171,7 +173,7 @@ def _not_recorded(quantity: Quantity) -> Difference:
     return Difference(quantity.stage, quantity.where, values, [], math.inf, 0.0)
 
 
-class Held(NamedTuple):
+class Comparison(NamedTuple):
     """A recording held against the reference.
 
     Attributes:
@@ -197,13 +199,13 @@ class Held(NamedTuple):
         )
 
 
-def held(
+def compare_with_reference(
     expected: Sequence[Quantity],
     found: Mapping[tuple[str, str], torch.Tensor],
     neighbours: Callable[[], Sequence[Sequence[Quantity]]],
     before: Iterable[Difference] = (),
     after: Iterable[Difference] = (),
-) -> Held:
+) -> Comparison:
     """Everything that differs: what steps need, what they compute (:func:`differing`), and what follows.
 
     A trained parameter that the reference does not train differs, too.
@@ -213,7 +215,7 @@ def held(
         after: what differs in the end; what is one of the quantities is not said again.
 
     Raises:
-        NotFinite, Unsteady: as of :func:`differing`.
+        NotFinite, ToleranceUnknown: as of :func:`differing`.
     """
     first = list(before)
     stages = {quantity.stage for quantity in expected}
@@ -232,7 +234,7 @@ def held(
     last = [difference for difference in last if (difference.stage, difference.where) not in known]
     compared = sum((quantity.stage, quantity.where) in found for quantity in expected)
     unheld = {stage for stage in recorded - stages if _PUBLISHED.match(stage) and not _OF_TIME.search(stage)}
-    return Held([*first, *differences, *last], compared, unseen, sorted(unheld))
+    return Comparison([*first, *differences, *last], compared, unseen, sorted(unheld))
 
 
 def stated(expected: Iterable[Quantity], unrecorded: Mapping[str, str]) -> list[Quantity]:

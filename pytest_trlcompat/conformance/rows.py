@@ -33,7 +33,7 @@ class Row:
     """
     Attributes:
         strategy: ``single``, or one of the launches with several ranks.
-        setting: fields of a config, and values of the axes that the trainer's room has.
+        setting: fields of a config, and values of the axes that the trainer's adapter has.
     """
 
     name: str

@@ -10,15 +10,20 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
+    from pytest_trlcompat.tiny import TinyModel
+
 __all__ = [
     "PLAIN",
     "StepRecord",
     "Whole",
+    "conformance_model",
+    "of_all_ranks",
     "own_fields",
     "trained_weights",
     "unrecorded_of",
@@ -138,3 +143,21 @@ def own_fields(config: Any) -> Iterator[None]:
     finally:
         if kept:
             training_args._VALID_DICT_FIELDS[:] = kept
+
+
+def of_all_ranks(mine: Any) -> list[Any]:
+    """An object of each rank, in their order, on every rank. Collective."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [mine]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, mine)
+    return gathered
+
+
+def conformance_model(directory: Path | str, seed: int = 0) -> TinyModel:
+    """The model that conformance trains: of one layer, with weights so large that each of them matters."""
+    from pytest_trlcompat import tiny
+
+    return tiny.qwen2(initializer_range=0.3, num_hidden_layers=1, seed=seed, directory=directory)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_trlcompat._due import Account
-from pytest_trlcompat.conformance.comparison import FLOOR, Difference, NotFinite, Quantity, Unsteady, differing
+from pytest_trlcompat.conformance.comparison import FLOOR, Difference, NotFinite, Quantity, ToleranceUnknown, differing
 from pytest_trlcompat.equivalence.recording import Training, load, place_of
 
 __all__ = ["Divergence", "compare"]
@@ -135,7 +135,7 @@ def _of_numbers(
             f"nothing can be told of this training: with each weight changed by one unit in its last place {error}; "
             "take a smaller learning rate, or give a tolerance"
         ) from None
-    except Unsteady as unsteady:
+    except ToleranceUnknown as unsteady:
         raise AssertionError(
             f"nothing can be told of this training: {unsteady} by rounding alone; take a smaller learning rate"
         ) from None

@@ -6,22 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from packaging.version import Version
-
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.attribution import failures_in
 from pytest_trlcompat.catalog.issue import measured_with
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Verdict
-from pytest_trlcompat.conformance import rows
-from pytest_trlcompat.conformance.grpo.methods import METHODS
+from pytest_trlcompat.conformance import driver, rows, sequential
 from pytest_trlcompat.launch import LaunchError
 from pytest_trlcompat.plugin.judging import Absent, Finding, Untestable
 
-from ..in_rank import conformance, in_step, models
+from ..in_rank import models
 from ..launches import distinct, in_turn
-from ..ppo.runs import require_first_rloo, require_ppo
 from ..sharding.trainings import WORLD_SIZE, built_as_asked
 from . import reduction
 from .explanation import changes_what_follows, explained, failed_by
@@ -167,8 +163,8 @@ class ConformanceTrainings:
             evidence["logged_without_reference"] = found["unheld"]
         if found["unknown"]:
             evidence["not_in_this_release"] = found["unknown"]
-        if found.get(in_step.FAILED_ON):
-            evidence[in_step.FAILED_ON] = found[in_step.FAILED_ON]
+        if found.get(sequential.FAILED_ON):
+            evidence[sequential.FAILED_ON] = found[sequential.FAILED_ON]
         if found["differences"]:
             evidence["differing"] = list(dict.fromkeys(each["stage"] for each in found["differences"]))
         return row.setting, found, evidence
@@ -188,20 +184,14 @@ class ConformanceTrainings:
             Absent: this release has no such trainer, or this stack no FSDP2.
             LaunchError: the ranks ended without an answer for this setting.
         """
-        if trainer == "ppo":
-            require_ppo()
-        if trainer == "first_rloo":
-            require_first_rloo()
-        if trainer in METHODS and Version(stack.installed()["trl"]) < Version(METHODS[trainer].since):
-            raise Absent(
-                f"{METHODS[trainer].trainer_class} samples and trains in this way from {METHODS[trainer].since} on"
-            )
+        if reason := driver.adapter_of(trainer).absence():
+            raise Absent(reason)
         self.launches(models.save_model, self.model, strategy="single")
         size = 1 if strategy == "single" else WORLD_SIZE
 
         def launched(names: Sequence[str]) -> LaunchResult:
             return self.launches(
-                *(conformance.hold, trainer, subject, self.model, {one: settings[one] for one in names}),
+                *(driver.compare_with_reference, trainer, subject, self.model, {one: settings[one] for one in names}),
                 *(self.seed, partly),
                 strategy=strategy,
                 world_size=size,

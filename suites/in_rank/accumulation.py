@@ -11,11 +11,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.training import own_fields
+from pytest_trlcompat.conformance.training import of_all_ranks, own_fields
+from pytest_trlcompat.conformance.weights import whole
 
 from . import grpo
-from .grpo_steps import of_all_ranks
-from .models import whole
 from .sharding import failure
 
 if TYPE_CHECKING:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance import weights
+
 from . import adapters, grpo, grpo_trainings, models, sharding
 
 if TYPE_CHECKING:
@@ -78,6 +80,6 @@ def _build(subject: str, model: TinyModel, folder: str, saving: bool) -> Any:
 
 def _adapter(trainer: Any) -> dict[str, bytes] | None:
     """The adapter's tensors under the names that PEFT saves them by; gathering them is collective."""
-    whole = models.whole(trainer.model_wrapped)
+    whole = weights.whole(trainer.model_wrapped)
     adapter = {name.replace(".default", ""): tensor for name, tensor in whole.items() if "lora_" in name}
     return sharding.to_bytes(adapter) if trainer.is_world_process_zero() else None

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import grpo, grpo_trainings, in_step, models
+from pytest_trlcompat.conformance import sequential, weights
+
+from . import grpo, grpo_trainings
 
 if TYPE_CHECKING:
     import torch
@@ -90,20 +92,21 @@ def lora_trainings(subject: str, model: TinyModel, variants: Mapping[str, Mappin
 
     Returns:
         By name what :func:`_train` measured, or ``{"failure": "..."}``. Where ranks fail differently, the rest is
-        missing: see :func:`.in_step.in_turn`.
+        missing: see :func:`~pytest_trlcompat.conformance.sequential.in_turn`.
 
     Raises:
-        LeftAlone: other ranks wait for this one, which failed.
+        RankDesynchronised: other ranks wait for this one, which failed.
     """
     grpo_trainings.fix_completions(model.vocab_size)
 
-    def trained(name: str) -> dict[str, Any]:
-        measured: dict[str, Any] = {}
-        with in_step.training() as ended:
-            measured = _train(subject, model, **variants[name])
-        return {"failure": ended["text"]} if ended else measured
-
-    return in_step.in_turn(variants, trained)
+    results: dict[str, Any] = {}
+    for name in sequential.in_turn(variants, results):
+        results[name] = {}
+        with sequential.training() as ended:
+            results[name] = _train(subject, model, **variants[name])
+        if ended:
+            results[name] = {"failure": ended["text"]}
+    return results
 
 
 def _train(
@@ -194,7 +197,7 @@ def fill_adapter(parameters: Mapping[str, torch.nn.Parameter]) -> None:
 
     adapter = {name: parameter for name, parameter in parameters.items() if "lora_A" in name}
     places = sorted({name.partition("lora_A")[0] for name in adapter})
-    with models.gathered(adapter.values(), modifier_rank=0), torch.no_grad():
+    with weights.gathered(adapter.values(), modifier_rank=0), torch.no_grad():
         for name, parameter in adapter.items():
             generator = torch.Generator().manual_seed(places.index(name.partition("lora_A")[0]))
             bound = parameter.shape[1] ** -0.5
@@ -203,7 +206,7 @@ def fill_adapter(parameters: Mapping[str, torch.nn.Parameter]) -> None:
 
 def _whole(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
     """Copies of the parameters on the CPU; collective where ZeRO-3 has partitioned them."""
-    with models.gathered(parameters.values()):
+    with weights.gathered(parameters.values()):
         return {name: parameter.detach().cpu().clone() for name, parameter in parameters.items()}
 
 

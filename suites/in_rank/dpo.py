@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.dpo.room import ROOM
+from pytest_trlcompat.conformance.adapter import trainer_class
+from pytest_trlcompat.conformance.dpo.adapter import ADAPTER
 from pytest_trlcompat.training.aliases import renamed
 
-from .grpo_conformance import trainer_class
 from .sharding import failure
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _built(subject: str, model: TinyModel, rows: Any, reference: Path | None) ->
     from transformers import AutoModelForCausalLM
 
     # Before the models, as users do: ZeRO-3 partitions what is read after it.
-    config = ROOM.config(trl, SETTING)
+    config = ADAPTER.config(trl, SETTING)
     policy = AutoModelForCausalLM.from_pretrained(model.path)
     scorer = {} if reference is None else {"ref_model": AutoModelForCausalLM.from_pretrained(reference)}
     trainer = trainer_class(subject, "DPOTrainer")(

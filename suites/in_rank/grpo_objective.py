@@ -1,8 +1,6 @@
-"""GRPO's objective written out by hand: what one optimizer step should have done, from the tokens alone.
+"""What one optimizer step of GRPO should have done, by :mod:`pytest_trlcompat.reference`, and completions known before.
 
-Rewards, advantages, log-probabilities, the clipped ratio, the KL term and the normalisation are computed here again, by
-plain full forward passes; nothing is taken from the trainer but which completions it trained on. Imports the stack only
-inside functions.
+Nothing is taken from the trainer but which completions it trained on. Imports the stack only inside functions.
 """
 
 from __future__ import annotations
@@ -17,10 +15,11 @@ from . import grpo
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Objective", "Row", "Trained", "group_of", "learn_by_heart", "logps"]
+    from pytest_trlcompat import reference
+
+__all__ = ["Objective", "Row", "Trained", "group_of", "learn_by_heart"]
 
 GROUP = 2
-EPSILON = 0.2
 _EOS, _PAD, _FIRST_WORD = 1, 0, 3
 
 
@@ -30,10 +29,6 @@ class Row:
 
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
-
-    @property
-    def truncated(self) -> bool:
-        return self.completion[-1] != _EOS
 
 
 def group_of(prompt: tuple[int, ...], vocab_size: int) -> list[Row]:
@@ -76,7 +71,14 @@ class Objective:
 
     def tokens(self, rows: Sequence[Row]) -> int:
         """How many tokens of ``rows`` count."""
-        return sum(len(row.completion) for row in rows if not (self.mask_truncated and row.truncated))
+        return int(self._tokens_of(rows).loss_mask.sum())
+
+    def logprobs(self, policy: Any, rows: Sequence[Row]) -> list[torch.Tensor]:
+        """Log-probabilities ``(K,)`` of each completion."""
+        from pytest_trlcompat import reference
+
+        scores = reference.score_tokens(policy, self._tokens_of(rows))
+        return [values[: len(row.completion)] for values, row in zip(scores.logprobs, rows, strict=True)]
 
     def gradient(
         self, policy: Any, microbatches: Sequence[Sequence[Trained]], tokens: float
@@ -93,67 +95,52 @@ class Objective:
         import torch
 
         named = dict(policy.named_parameters())
-        rows = [trained.row for part in microbatches for trained in part]
-        current = logps(policy, rows)
-        with torch.no_grad():
-            reference = logps(self.start, rows)
-        parts = [
-            [self._token_losses(trained, current[trained.row], reference[trained.row]) for trained in part]
-            for part in microbatches
-        ]
-        loss = self._aggregate(parts, tokens)
+        loss = torch.stack([self._loss(policy, part, tokens, len(microbatches)) for part in microbatches]).sum()
         gradients = torch.autograd.grad(loss, list(named.values()))
         return loss.item(), dict(zip(named, gradients, strict=True))
 
-    def _aggregate(self, parts: Sequence[Sequence[torch.Tensor]], tokens: float) -> torch.Tensor:
+    def _loss(self, policy: Any, part: Sequence[Trained], step_tokens: float, micro_batches: int) -> torch.Tensor:
+        """What a micro-batch adds to the loss of the step."""
         import torch
 
-        every = [losses for part in parts for losses in part]
-        if self.loss_type == "grpo":
-            # A masked completion adds nothing, and is counted all the same.
-            return torch.stack([losses.sum() / max(1, len(losses)) for losses in every]).mean()
-        if self.loss_type == "bnpo":
-            return torch.stack([torch.cat(list(part)).sum() / max(1, sum(map(len, part))) for part in parts]).mean()
-        if self.loss_type == "dapo":
-            return torch.cat(every).sum() / tokens
-        raise ValueError(f"unknown loss type {self.loss_type!r}; known are grpo, bnpo and dapo")
+        from pytest_trlcompat import reference
 
-    def _token_losses(self, trained: Trained, current: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+        settings = reference.GRPOSettings(num_generations=GROUP, loss_type=self.loss_type, beta=self.beta)
+        tokens = self._tokens_of([trained.row for trained in part])
+        sampled = torch.nn.utils.rnn.pad_sequence([trained.sampled for trained in part], batch_first=True)
+        logprobs = reference.score_tokens(policy, tokens).logprobs
+        with torch.no_grad():
+            of_start = reference.score_tokens(self.start, tokens).logprobs
+        advantages = torch.stack([self._advantage(trained.row) for trained in part])
+        losses = reference.policy_losses(logprobs, sampled, advantages, tokens.loss_mask, settings)
+        losses = losses + self.beta * reference.kl_estimate(logprobs, of_start)
+        shares = reference.token_shares(
+            tokens.loss_mask, settings, step_tokens=step_tokens, micro_batches=micro_batches
+        )
+        return (shares * losses).sum()
+
+    def _tokens_of(self, rows: Sequence[Row]) -> reference.Tokens:
+        from pytest_trlcompat import reference
+
+        prompts, completions = [row.prompt for row in rows], [row.completion for row in rows]
+        return reference.tokens_of(
+            prompts,
+            completions,
+            pad_token_id=_PAD,
+            eos_token_id=_EOS,
+            mask_truncated_completions=self.mask_truncated,
+        )
+
+    def _advantage(self, row: Row) -> torch.Tensor:
+        """Of the row within its group; a scalar."""
         import torch
 
-        if self.mask_truncated and trained.row.truncated:
-            return current[:0]
-        ratio = (current - trained.sampled).exp()
-        advantage = self._advantage(trained.row)
-        surrogate = torch.min(ratio * advantage, ratio.clamp(1 - EPSILON, 1 + EPSILON) * advantage)
-        kl = (reference - current).exp() - (reference - current) - 1
-        return self.beta * kl - surrogate
-
-    def _advantage(self, row: Row) -> float:
-        """Of the row within its group: reward less the mean, over the standard deviation plus 1e-4."""
-        import torch
+        from pytest_trlcompat import reference
 
         group = group_of(row.prompt, self.vocab_size)
         texts = [self.tokenizer.decode(member.completion, skip_special_tokens=True) for member in group]
-        rewards = torch.tensor(grpo.reward(texts), dtype=torch.float64)
-        return float((rewards[group.index(row)] - rewards.mean()) / (rewards.std() + 1e-4))
-
-
-def logps(policy: Any, rows: Sequence[Row]) -> dict[Row, torch.Tensor]:
-    """Log-probabilities ``(K,)`` of each completion: a plain full forward pass.
-
-    Nothing but padding on the right, where no token of a row looks.
-    """
-    import torch
-
-    known = [torch.tensor([*row.prompt, *row.completion]) for row in rows]
-    ids = torch.nn.utils.rnn.pad_sequence(known, batch_first=True, padding_value=_PAD)
-    every = policy(input_ids=ids).logits[:, :-1].float().log_softmax(-1)
-    chosen = every.gather(-1, ids[:, 1:, None])[..., 0]
-    return {
-        row: chosen[index, len(row.prompt) - 1 : len(row.prompt) - 1 + len(row.completion)]
-        for index, row in enumerate(rows)
-    }
+        rewards = torch.tensor(grpo.reward(texts), dtype=torch.float64)[:, None]
+        return reference.advantages_of(rewards, GROUP).advantages[group.index(row)]
 
 
 @contextmanager

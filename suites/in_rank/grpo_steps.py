@@ -1,4 +1,4 @@
-"""What one optimizer step did, held against the objective written out by hand: runs inside a rank.
+"""What one optimizer step did, compared with the reference: runs inside a rank.
 
 The optimizer is plain SGD, so that the step itself shows the gradient under any strategy: a weight moves by the
 learning rate times its gradient. Imports the stack only inside functions.
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.accelerator import artefacts
+from pytest_trlcompat.conformance.training import of_all_ranks
 
 from ..measured import every
 from . import grpo, grpo_objective
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["ALONE", "RANKS", "of_all_ranks", "steps", "wrong_numbers"]
+__all__ = ["ALONE", "RANKS", "steps", "wrong_numbers"]
 
 LEARNING_RATE = 0.1
 STEPS = 2
@@ -112,7 +113,7 @@ class _Recorder:
         rows, self.sampled[:] = list(self.sampled), []
         if rows:
             with torch.no_grad():
-                self.old.update(grpo_objective.logps(self.policy, rows))
+                self.old.update(zip(rows, self.objective.logprobs(self.policy, rows), strict=True))
             self.generated = self.objective.tokens(rows)
         return rows
 
@@ -200,16 +201,6 @@ def _rows(inputs: Mapping[str, Any]) -> list[Row]:
         completion = tuple(token for token in inputs["completion_ids"][index].tolist() if token)
         rows.append(Row(words, completion))
     return rows
-
-
-def of_all_ranks(mine: Any) -> list[Any]:
-    import torch.distributed as dist
-
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [mine]
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, mine)
-    return gathered
 
 
 def _weights(model: Any) -> dict[str, torch.Tensor]:

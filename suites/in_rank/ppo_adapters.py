@@ -1,4 +1,4 @@
-"""PPO with an adapter, measured inside a rank, by the bodies of :mod:`ppo`: its reference, and what is saved.
+"""PPO with an adapter, measured inside a rank: its reference, and what is saved.
 
 Imports the stack only inside functions.
 """
@@ -8,26 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import ppo
+from pytest_trlcompat.conformance.ppo import objects as ppo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["REFERENCES", "adapter_trainings", "lora"]
+__all__ = ["REFERENCES", "adapter_trainings"]
 
 REFERENCES = ("copy", "adapter off")
 """A copy of the policy from before it got its adapter, and the policy with its adapter switched off."""
-
-
-def lora(**settings: Any) -> Any:
-    """An adapter of weights that are no zeros, and large: the policy is far from its reference to begin with."""
-    from peft import LoraConfig
-
-    targets = ["q_proj", "v_proj", "down_proj"]
-    fixed = {"r": 4, "lora_alpha": 64, "init_lora_weights": False, "task_type": "CAUSAL_LM"}
-    return LoraConfig(target_modules=targets, **fixed, **settings)
 
 
 def adapter_trainings(
@@ -40,7 +31,7 @@ def adapter_trainings(
     Args:
         references: some of :data:`REFERENCES`. Only one under ZeRO-3, which partitions the models of a second trainer
             while they are loaded.
-        settings: of the adapter, see :func:`lora`.
+        settings: of the adapter, see :func:`~pytest_trlcompat.conformance.ppo.objects.lora`.
 
     Returns:
         By reference ``log``, the numbers of each step; and on rank 0 of what was trained ``trained`` tensors, ``saved``
@@ -53,7 +44,7 @@ def _train(subject: str, model: TinyModel, reference: str, settings: dict[str, A
     import torch
     from safetensors.torch import load_file
 
-    arguments: dict[str, Any] = {"peft_config": lora(**settings)}
+    arguments: dict[str, Any] = {"peft_config": ppo.lora(**settings)}
     if reference == "adapter off":
         arguments["ref_model"] = None
     torch.manual_seed(0)  # of the adapter's weights

@@ -15,7 +15,9 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Any
 
-from . import models, ppo, sharding
+from pytest_trlcompat.conformance.ppo import objects as ppo
+
+from . import models, sharding
 from .memory import COMPLETION_LENGTH, PROMPT_LENGTH, Watch, held, watch_engine
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat import _location
 from pytest_trlcompat.accelerator import artefacts
+from pytest_trlcompat.conformance.ppo import objects as ppo
 
-from . import ppo
 from .sharding import to_bytes
 
 if TYPE_CHECKING:

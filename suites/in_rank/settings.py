@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance.weights import bare_name, whole
 from pytest_trlcompat.training.aliases import name_in
 
 from . import grpo, models
@@ -70,11 +71,11 @@ def train(
         return {"failure": building["text"], "gathering": None, "losses": [], "logs": {}}
     main = trainer.is_world_process_zero()
     compared = _compared(trainer.model, setting)
-    initial, trained = compared(models.whole(trainer.model)), {}
+    initial, trained = compared(whole(trainer.model)), {}
     with failure() as training:
         trainer.train()
     with failure() as gathering:
-        trained = compared(models.whole(trainer.model_wrapped))
+        trained = compared(whole(trainer.model_wrapped))
         _round(initial, trainer.model_wrapped)
     return {
         "failure": training.get("text"),
@@ -98,7 +99,7 @@ def _compared(model: Any, setting: Mapping[str, str]) -> Callable[[dict[str, tor
     """Which weights are: all, or of a quantised base those of the adapter, since it has others than its dequantised."""
     if setting.get("adapter") not in _QUANTISED:
         return lambda weights: weights
-    adapter = {models.bare_name(name) for name, parameter in model.named_parameters() if parameter.requires_grad}
+    adapter = {bare_name(name) for name, parameter in model.named_parameters() if parameter.requires_grad}
     return lambda weights: {name: weight for name, weight in weights.items() if name in adapter}
 
 
@@ -111,7 +112,7 @@ def _round(weights: dict[str, torch.Tensor], model: Any) -> None:
 
     for name, parameter in model.named_parameters():
         if parameter.dtype is torch.bfloat16:
-            weights[models.bare_name(name)] = weights[models.bare_name(name)].bfloat16().float()
+            weights[bare_name(name)] = weights[bare_name(name)].bfloat16().float()
 
 
 def outputs_of_plain_training(subject: str, model: TinyModel) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.accelerator import artefacts
+from pytest_trlcompat.conformance import weights
 
 from . import grpo, models
 
@@ -79,7 +80,7 @@ def train(
     with failure() as training:
         trainer.train()
     with failure() as gathering:
-        policy, ref_model = models.whole(trainer.model_wrapped), models.whole(trainer.ref_model)
+        policy, ref_model = weights.whole(trainer.model_wrapped), weights.whole(trainer.ref_model)
     with failure() as saving:
         if SAVING in measured:
             trainer.save_model(folder)

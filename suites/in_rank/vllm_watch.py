@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from . import models, vllm_engine, vllm_images, vllm_sampling, vllm_server
+from pytest_trlcompat.conformance import weights
+
+from . import vllm_engine, vllm_images, vllm_sampling, vllm_server
 
 if TYPE_CHECKING:
     import torch
@@ -159,7 +161,7 @@ def _watch_synchronisation(trainer: Any, watch: Watch) -> None:
 
     @functools.wraps(synchronise)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        before = models.whole(trainer.model)
+        before = weights.whole(trainer.model)
         watch.loaded.append(Counter())
         device = getattr(torch, trainer.accelerator.device.type)
         held = device.memory_allocated()
@@ -168,7 +170,7 @@ def _watch_synchronisation(trainer: Any, watch: Watch) -> None:
         returned = synchronise(*args, **kwargs)
         spent = time.monotonic() - started
         extra = device.max_memory_allocated() - held
-        after = models.whole(trainer.model)
+        after = weights.whole(trainer.model)
         shapes = {
             name: tuple(each.value.shape)
             for name, each in vllm_engine.merged(before, watch.scaling, torch.float32, watch.tokens).items()
@@ -253,7 +255,7 @@ def _watch_server(trainer: Any, server: str, watch: Watch, last: dict[str, Any])
 
 def _seen(trainer: Any, watch: Watch, engine: Any, last: dict[str, Any]) -> dict[str, Any]:
     """How the engine compares with the policy, before it is asked."""
-    parameters = models.whole(trainer.model)
+    parameters = weights.whole(trainer.model)
     # Tied parameters are named once; an adapter may change what one of them is used for.
     parameters.update((alias, parameters[name]) for alias, name in _aliases(trainer.model).items())
     expected = vllm_engine.as_published(vllm_engine.merged(parameters, watch.scaling, _dtype(trainer), watch.tokens))
@@ -280,7 +282,7 @@ def _aliases(model: Any) -> dict[str, str]:
     first: dict[int, str] = {}
     found = {}
     for full_name, parameter in model.named_parameters(remove_duplicate=False):
-        name = models.bare_name(full_name)
+        name = weights.bare_name(full_name)
         if first.setdefault(id(parameter), name) != name:
             found[name] = first[id(parameter)]
     return found

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_trlcompat import _location, stack
 from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.conformance.ppo import objects as ppo
 from pytest_trlcompat.plugin.judging import Absent, Finding
 
-from ..in_rank import ppo, ppo_stages
+from ..in_rank import ppo_stages
 from ..launches import distinct
 from ..measured import largest
 
@@ -31,7 +32,6 @@ __all__ = [
     "PPORun",
     "PPORuns",
     "greatest_difference_of_logs",
-    "require_first_rloo",
     "require_ppo",
     "saves_verdict",
 ]
@@ -212,17 +212,8 @@ def require_ppo() -> None:
     Raises:
         Absent: this release of TRL has no PPO trainer.
     """
-    if not stack.satisfied({"trl": ">=0.9.6,<1.13"}, stack.installed()):
-        raise Absent("PPO is in TRL from 0.9.6 (as PPOv2) to 1.12.0")
-
-
-def require_first_rloo() -> None:
-    """
-    Raises:
-        Absent: this release's RLOO trainer is another one.
-    """
-    if not stack.satisfied({"trl": ">=0.9.6,<0.22"}, stack.installed()):
-        raise Absent("the RLOO trainer that is made as PPO's is in TRL until 0.21")
+    if reason := ppo.absence():
+        raise Absent(reason)
 
 
 def saves_verdict(run: PPORun, stages: Iterable[str], issue: KnownIssue) -> Verdict:

@@ -8,9 +8,10 @@ import pytest
 
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.conformance.ppo import objects as ppo
 from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable
 
-from ..in_rank import ppo, ppo_memory, ppo_stages
+from ..in_rank import ppo_memory, ppo_stages
 from ..in_rank.ppo_adapters import REFERENCES, adapter_trainings
 from ..sharding.memory import STRATEGIES, judge_memory
 from ..sharding.trainings import greatest_difference

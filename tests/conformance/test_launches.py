@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from pytest_trlcompat.conformance import sequential
 from pytest_trlcompat.launch import LaunchError, LaunchResult
 from pytest_trlcompat.launch.result import Failure, RankResult
-from suites.in_rank import in_step
 from suites.launches import in_turn
 
 NAMES = ("one", "two", "three")
@@ -20,7 +20,7 @@ CLOSED = "RuntimeError: Connection closed by peer"
 def found(*names: str, **failures: str) -> dict[str, Any]:
     """What a rank has of trainings; those with a failure are the ones that ranks ended differently."""
     every: dict[str, Any] = {name: {"failure": None} for name in names}
-    return every | {name: {"failure": text, in_step.FAILED_ON: [1]} for name, text in failures.items()}
+    return every | {name: {"failure": text, sequential.FAILED_ON: [1]} for name, text in failures.items()}
 
 
 def returned(rank: int, value: dict[str, Any]) -> RankResult:
@@ -28,14 +28,14 @@ def returned(rank: int, value: dict[str, Any]) -> RankResult:
 
 
 def left_alone(rank: int, value: dict[str, Any]) -> RankResult:
-    error = in_step.LeftAlone([*value][-1], value)
-    failure = Failure("LeftAlone", str(error), "", pickled=pickle.dumps(error))
+    error = sequential.RankDesynchronised([*value][-1], value)
+    failure = Failure("RankDesynchronised", str(error), "", pickled=pickle.dumps(error))
     return RankResult(rank, failure=failure, exit_status=1)
 
 
 def ended(rank: int, *begun: str, raised: str = "", by_launcher: bool = True, at: float = 0.0) -> RankResult:
     """Of a rank without an answer, which printed what it began."""
-    said = "".join(f"{in_step.BEGINS}{name}\nsomething else\n" if name else f"{in_step.ENDS}\n" for name in begun)
+    said = "".join(f"{sequential.BEGINS}{name}\nsomething else\n" if name else f"{sequential.ENDS}\n" for name in begun)
     failure = Failure(raised, "planted", "") if raised else None
     why = None if failure or not by_launcher else "another rank had failed"
     return RankResult(rank, failure=failure, exit_status=-9, ended_by_launcher=why, stderr=said, ended_at=at)

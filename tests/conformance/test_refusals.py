@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from suites.in_rank import refusals
-from suites.in_rank.grpo_conformance import without_numbers
-from suites.in_rank.refusals import BEFORE, EVALUATION, TRAINING
+from pytest_trlcompat.conformance import refusals
+from pytest_trlcompat.conformance.refusals import BEFORE, EVALUATION, TRAINING, result_without_numbers
 
 SOURCE = """
 def raised(value):
@@ -125,13 +124,13 @@ CASES: list[tuple[Mapping[str, Any], dict[str, Any], list[str]]] = [
 def test_a_setting_that_must_be_refused_is_judged_by_its_error(
     setting: Mapping[str, Any], training: dict[str, Any], stages: list[str]
 ) -> None:
-    found = without_numbers({"refused": True, **setting}, training)
+    found = result_without_numbers({"refused": True, **setting}, training)
     assert found is not None
     assert [each["stage"] for each in found["differences"]] == stages
     assert found["refused_with"] == training.get("text")
 
 
 def test_what_may_be_refused_may_crash() -> None:
-    assert without_numbers({"refused": "allowed"}, ended(TRAINING, meant=False)) == {
+    assert result_without_numbers({"refused": "allowed"}, ended(TRAINING, meant=False)) == {
         "refused_with": "ValueError: bad beta"
     }

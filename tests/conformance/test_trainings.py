@@ -11,13 +11,14 @@ import pytest
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.verdict import Record, Verdict
-from pytest_trlcompat.conformance import comparison
+from pytest_trlcompat.conformance import driver
+from pytest_trlcompat.conformance.adapter import TrainerAdapter
+from pytest_trlcompat.conformance.comparison import Comparison, ToleranceUnknown
 from pytest_trlcompat.launch import LaunchResult
 from pytest_trlcompat.launch.result import RankResult
 from pytest_trlcompat.plugin.judging import Absent, Untestable
 from suites.conformance.row_choice import launch_of
 from suites.conformance.trainings import ConformanceTrainings
-from suites.in_rank import conformance
 from suites.launches import LaunchCache
 
 NAME_ERROR = "AttributeError: 'functools.partial' object has no attribute '__name__'"
@@ -48,12 +49,14 @@ class Found:
     asked: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __call__(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        if function.__name__ != "hold":
+        if function is not driver.compare_with_reference:
             return None
         self.asked.append(args)
         nothing: dict[str, Any] = {"failure": None, "differences": [], "compared": 9, "unknown": []}
         value = {name: {**nothing, **self.of.get(name, {})} for name in args[3]}
-        return LaunchResult("hold", kwargs["strategy"], "software", (RankResult(0, value, returned=True),))
+        return LaunchResult(
+            "compare_with_reference", kwargs["strategy"], "software", (RankResult(0, value, returned=True),)
+        )
 
 
 def differing(*stages: str) -> dict[str, Any]:
@@ -96,13 +99,22 @@ def test_what_needs_something_that_is_not_installed_cannot_be_tested(trainings: 
 
 
 def test_a_setting_that_rounding_hides_costs_no_other_one_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    def held(subject: str, model: Any, setting: dict[str, Any], seed: int, partly: bool) -> dict[str, Any]:
-        if setting:
-            raise comparison.Unsteady("logs[loss] (step 0) is off by 1, and may be by 2")
-        return {"failure": None, "differences": [], "compared": 7, "unknown": []}
+    class Adapter(TrainerAdapter):
+        def unknown(self, setting: Any) -> list[str]:
+            return []
 
-    monkeypatch.setattr(conformance, "_HELD", {"grpo": held})
-    found = conformance.hold("grpo", "upstream", cast(Any, None), {"one": {"beta": 0.1}, "other": {}})
+        def record(self, *args: Any) -> tuple[None, None]:
+            return None, None
+
+        def compare(self, recordings: Any, untrained: Any, model: Any, setting: Any, seed: int) -> Comparison:
+            if setting:
+                raise ToleranceUnknown("logs[loss] (step 0) is off by 1, and may be by 2")
+            return Comparison([], 7, [], [])
+
+    monkeypatch.setattr(driver, "adapter_of", lambda trainer: Adapter())
+    monkeypatch.setattr(driver, "of_all_ranks", lambda recording: [recording])
+    settings = {"one": {"beta": 0.1}, "other": {}}
+    found = driver.compare_with_reference("grpo", "upstream", cast(Any, None), settings)
     assert found["one"]["lacking"].endswith("nothing can be told: logs[loss] (step 0) is off by 1, and may be by 2")
     assert (found["other"]["compared"], "lacking" in found["other"]) == (7, False)
 

@@ -14,7 +14,7 @@ def _takers() -> list[frozenset[str]]:
     import transformers
     import trl
 
-    from pytest_trlcompat.trainers._ppo import ppo_trainer_class
+    from pytest_trlcompat.trainers.curing.trl_ppo import ppo_trainer_class
 
     takers = [names_taken(each) for each in (trl.GRPOConfig, transformers.Trainer, trl.GRPOTrainer, trl.DPOTrainer)]
     with contextlib.suppress(ImportError, AttributeError):  # a release without PPO

@@ -12,9 +12,9 @@ import pytest
 
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.catalog.known_issues import Catalog
+from pytest_trlcompat.conformance import driver
 from pytest_trlcompat.launch import Launcher
 from suites.conformance.trainings import ConformanceTrainings
-from suites.in_rank import conformance
 from suites.launches import LaunchCache
 
 NEWEST = tuple(map(int, stack.installed()["trl"].split(".")[:2])) >= (1, 10)
@@ -64,7 +64,7 @@ def held(fault: str, setting: dict[str, Any], folder: str) -> dict[str, Any]:
         handle = SimpleNamespace(remove=lambda: None)
         optimizers: Any = importlib.import_module("torch.optim.optimizer")
         optimizers.register_optimizer_step_pre_hook = lambda hook: handle
-    return conformance.hold("grpo", "upstream", model, {"one": setting})["one"]
+    return driver.compare_with_reference("grpo", "upstream", model, {"one": setting})["one"]
 
 
 @pytest.mark.parametrize("fault", ["", "logprobs", "entropies", "grad_norm", "kl"])

@@ -1,4 +1,4 @@
-"""What distillation's room reads of batches, and what it says of prompts and samples, by ids written by hand."""
+"""What distillation's adapter reads of batches, and what it says of prompts and samples, by ids written by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from pytest_trlcompat import tiny
 from pytest_trlcompat.conformance.architectures import ARCHITECTURES
 from pytest_trlcompat.conformance.distillation import models, prompts, sampled
-from pytest_trlcompat.conformance.distillation.room import ROOM
+from pytest_trlcompat.conformance.distillation.adapter import ADAPTER
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.grpo.records import Generated
 from pytest_trlcompat.conformance.grpo.records import Recording as Sampled
@@ -41,8 +41,8 @@ DRAWN |= {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
 
 
 def test_a_batch_is_read_without_its_padding() -> None:
-    assert ROOM.read(BATCH, {}).rows == ROWS
-    with_tools = ROOM.read({**BATCH, "tool_mask": torch.tensor([[1, 0, 1], [1, 1, 1]])}, {}).rows
+    assert ADAPTER.read(BATCH, {}).rows == ROWS
+    with_tools = ADAPTER.read({**BATCH, "tool_mask": torch.tensor([[1, 0, 1], [1, 1, 1]])}, {}).rows
     assert with_tools[0] == {"ids": ROWS[0]["ids"], "mask": (0.0, 0.0, 1.0, 0.0, 1.0)}
 
 

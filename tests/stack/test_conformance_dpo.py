@@ -1,4 +1,4 @@
-"""What DPO's room reads of a trainer's batches, and what it says that a dataset must become, by ids written by hand."""
+"""What DPO's adapter reads of a trainer's batches, and what a dataset must become, by ids written by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from pytest_trlcompat import tiny
 from pytest_trlcompat.conformance.dpo import pairs
-from pytest_trlcompat.conformance.dpo.room import ROOM, cut
+from pytest_trlcompat.conformance.dpo.adapter import ADAPTER, cut
 from pytest_trlcompat.reference import PreferenceUndecided
 
 MODEL = tiny.qwen2()
@@ -46,7 +46,7 @@ def test_batches_of_each_release_are_the_same_rows() -> None:
         "rejected_attention_mask": torch.tensor([[1, 1, 1, 0]]),
         "rejected_labels": torch.tensor([[-100, -100, 1, -100]]),
     }
-    assert [ROOM.read(each, {}).rows for each in (halves, parts, labels)] == [[PAIR]] * 3
+    assert [ADAPTER.read(each, {}).rows for each in (halves, parts, labels)] == [[PAIR]] * 3
 
 
 @pytest.mark.parametrize("name", ["ref_chosen_logps", "reference_chosen_logps"])
@@ -57,7 +57,7 @@ def test_log_probabilities_that_were_computed_before_are_read(name: str) -> None
         "completion_mask": torch.tensor([[0, 1], [0, 1]]),
         name: torch.tensor([-2.5]),
     }
-    assert ROOM.read(batch, {}).values == {"logps[reference_chosen]": [-2.5]}
+    assert ADAPTER.read(batch, {}).values == {"logps[reference_chosen]": [-2.5]}
 
 
 def test_where_a_sequence_was_cut_follows_from_what_the_model_saw() -> None:
@@ -99,7 +99,7 @@ def _answers() -> list[dict[str, str]]:
 
 def test_rows_are_cut_as_the_config_says() -> None:
     arguments = {"max_length": 6, "truncation_mode": "keep_end"}
-    rows = ROOM.expected_rows(MODEL, {"pairs": 3}, arguments, 0, "training")
+    rows = ADAPTER.expected_rows(MODEL, {"pairs": 3}, arguments, 0, "training")
     assert len(rows) == 3
     assert all(len(row["chosen"]) <= 6 and row["chosen"][-1] == EOS for row in rows)
     assert any(len(row["chosen"]) == 6 for row in rows)
@@ -109,7 +109,7 @@ def test_a_list_of_losses_is_known_where_they_have_weights() -> None:
     import trl
 
     has_weights = hasattr(trl.DPOConfig(output_dir="unused", bf16=False), "loss_weights")
-    assert ROOM.is_known(trl, "loss_type", ["sigmoid", "hinge"]) is has_weights
-    assert not ROOM.is_known(trl, "loss_type", ["sigmoid", "nothing"])
-    assert ROOM.is_known(trl, "loss_type", "hinge")
-    assert not ROOM.is_known(trl, "loss_type", "nothing")
+    assert ADAPTER.is_known(trl, "loss_type", ["sigmoid", "hinge"]) is has_weights
+    assert not ADAPTER.is_known(trl, "loss_type", ["sigmoid", "nothing"])
+    assert ADAPTER.is_known(trl, "loss_type", "hinge")
+    assert not ADAPTER.is_known(trl, "loss_type", "nothing")

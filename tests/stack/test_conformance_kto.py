@@ -1,4 +1,4 @@
-"""What KTO's room reads of a trainer's batches, and what it says that a dataset must become, by ids written by hand."""
+"""What KTO's adapter reads of a trainer's batches, and what a dataset must become, by ids written by hand."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pytest_trlcompat import tiny
-from pytest_trlcompat.conformance.kto import room, unpaired
-from pytest_trlcompat.conformance.kto.room import ROOM
+from pytest_trlcompat.conformance.kto import adapter, unpaired
+from pytest_trlcompat.conformance.kto.adapter import ADAPTER
 from pytest_trlcompat.conformance.supervised.records import MicroBatchRecord, Recording
 from pytest_trlcompat.reference import KTOSettings, KTOUndecided
 
@@ -65,28 +65,28 @@ def renamed() -> dict[str, Any]:
 
 @pytest.mark.parametrize("batch", [MARKED, renamed(), labelled()], ids=["masks", "names", "labels"])
 def test_batches_of_each_release_are_the_same_rows(batch: dict[str, Any]) -> None:
-    read = ROOM.read(batch, {"max_length": 64})
+    read = ADAPTER.read(batch, {"max_length": 64})
     assert (read.rows, read.problems) == (ROWS, [])
 
 
 def test_a_loss_without_a_reference_point_has_no_mismatched_completions() -> None:
     batch = {name: value for name, value in MARKED.items() if not name.startswith("KL_")}
-    assert ROOM.read(batch, {}).rows == [{name: row[name] for name in ("label", "ids", "mask")} for row in ROWS]
+    assert ADAPTER.read(batch, {}).rows == [{name: row[name] for name in ("label", "ids", "mask")} for row in ROWS]
 
 
 def test_completions_of_another_batch_are_a_problem() -> None:
     ids = MARKED["KL_input_ids"].clone()
     ids[1, 1] = 11
-    found = ROOM.read({**MARKED, "KL_input_ids": ids}, {"max_length": 64}).problems
+    found = ADAPTER.read({**MARKED, "KL_input_ids": ids}, {"max_length": 64}).problems
     assert [stage for stage, _, _ in found] == ["data[kl_completions]"]
     # Where something may have been cut, it is not known what there was.
-    assert ROOM.read({**MARKED, "KL_input_ids": ids}, {"max_length": 4}).problems == []
+    assert ADAPTER.read({**MARKED, "KL_input_ids": ids}, {"max_length": 4}).problems == []
 
 
 @pytest.mark.parametrize("name", ["ref", "reference"])
 def test_log_probabilities_that_were_computed_before_are_read(name: str) -> None:
     computed = {f"{name}_logps": torch.tensor([-2.5, -1.5]), f"{name}_KL_logps": torch.tensor([-3.0, -4.0])}
-    assert ROOM.read({**MARKED, **computed}, {"max_length": 64}).values == {
+    assert ADAPTER.read({**MARKED, **computed}, {"max_length": 64}).values == {
         "logps[reference_chosen]": [-2.5],
         "logps[reference_rejected]": [-1.5],
         "logps[reference_kl]": [-3.0, -4.0],
@@ -141,7 +141,7 @@ def test_a_sequence_that_is_cut_by_more_than_is_too_much_is_seen(left: int, is_s
     whole = [([7, 8], [9, 9, 9, 9, 1])]
     batch = MicroBatchRecord([{"ids": (7.0, 8.0, 9.0, 9.0)[:left]}])
     one = Recording(arguments={"max_length": 6}, micro_batches=[batch])
-    found = [*room._overcut([one], whole)]
+    found = [*adapter._overcut([one], whole)]
     assert [(each.stage, each.expected, each.found) for each in found] == [("data[kept]", [6], [left])] * is_seen
 
 

@@ -1,4 +1,4 @@
-"""TRL's first RLOO held against the reference: what agrees, what is known to part, and that faults are found."""
+"""TRL's legacy RLOO compared with the reference: what agrees, what is known to part, and that faults are found."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.catalog.known_issues import Catalog
+from pytest_trlcompat.conformance import driver
 from pytest_trlcompat.launch import Launcher
 from suites.conformance.trainings import ConformanceTrainings
-from suites.in_rank import conformance, models
+from suites.in_rank import models
 from suites.launches import LaunchCache
 from tests.stack.on_policy_settings import STEPS
 
@@ -22,7 +23,7 @@ INSTALLED = stack.installed()
 pytestmark = pytest.mark.skipif(
     not stack.satisfied({"trl": ">=0.9.6,<0.22"}, INSTALLED), reason=f"trl {INSTALLED['trl']} has another RLOO trainer"
 )
-ROOM = "first_rloo"
+TRAINER = "first_rloo"
 PADDED = {"logs[policy/entropy_avg]", "logs[val/ratio]", "logs[val/ratio_var]", "logs[objective/entropy]"}
 """TRL counts padding in them, where responses have unequal lengths (trl 6809, trl 2022)."""
 STOP = "generation[stop_token]"
@@ -47,7 +48,7 @@ def test_trl_and_the_reference_agree_on_every_number_that_no_padding_counts_in(
         "ends": {},
         "all terms": {"rloo_k": 4, "kl_coef": 1.0, "cliprange": 0.01, "temperature": 0.7, "num_ppo_epochs": 3},
     }
-    (found,) = launch(conformance.hold, ROOM, "upstream", model, settings, strategy="single").values
+    (found,) = launch(driver.compare_with_reference, TRAINER, "upstream", model, settings, strategy="single").values
     assert [one["failure"] for one in found.values()] == [None] * 3
     assert stages_of(found) == {"no padding": set(), "ends": PADDED | {STOP}, "all terms": PADDED | {STOP}}
     assert all(one["compared"] > 300 for one in found.values())
@@ -62,7 +63,7 @@ def test_what_the_trainer_took_from_reinforce_plus_plus(launch: Launcher, model:
         "a function": {"reward_function": True},
         "clipped alone": {"reward_clip_range": 0.5},
     }
-    (found,) = launch(conformance.hold, ROOM, "upstream", model, settings, strategy="single").values
+    (found,) = launch(driver.compare_with_reference, TRAINER, "upstream", model, settings, strategy="single").values
     (stop, clipped, *_) = found.pop("clipped alone")["differences"]
     assert stop["stage"] == STOP
     assert (clipped["stage"], clipped["where"]) == ("rewards", "batch 0")
@@ -74,7 +75,7 @@ def test_what_the_trainer_took_from_reinforce_plus_plus(launch: Launcher, model:
 
 def test_what_is_known_to_part_is_found_where_it_does(launch: Launcher, model: tiny.TinyModel) -> None:
     settings: dict[str, dict[str, Any]] = {**STEPS, "logging": {"logging_steps": 2}, "white": {"whiten_rewards": True}}
-    (found,) = launch(conformance.hold, ROOM, "upstream", model, settings, strategy="single").values
+    (found,) = launch(driver.compare_with_reference, TRAINER, "upstream", model, settings, strategy="single").values
     (stop, lines) = found.pop("logging")["differences"]
     assert (stop["stage"], stop["found"][: len(stop["expected"])]) == (STOP, stop["expected"])
     assert (lines["stage"], lines["expected"], lines["found"]) == ("logs[number of lines]", [1.0], [3.0])
@@ -95,7 +96,7 @@ def test_what_is_known_to_part_is_found_where_it_does(launch: Launcher, model: t
 
 def test_the_corrected_trainer_clips_and_steps_as_its_arguments_say(launch: Launcher, model: tiny.TinyModel) -> None:
     settings = {**STEPS, "uneven": {"gradient_accumulation_steps": 4, "num_mini_batches": 2, "max_grad_norm": 0.1}}
-    (found,) = launch(conformance.hold, ROOM, "corrected", model, settings, strategy="single").values
+    (found,) = launch(driver.compare_with_reference, TRAINER, "corrected", model, settings, strategy="single").values
     assert {name: one["failure"] for name, one in found.items()} == dict.fromkeys(settings)
     stages = {name: each - PADDED - {STOP} for name, each in stages_of(found).items()}
     assert stages == {"clipping": set(), "accumulation": set(), "mini-batches": ROWS, "uneven": ROWS}
@@ -106,7 +107,7 @@ def test_the_corrected_trainer_counts_ends_of_sequence_of_all_ranks(launch: Laun
     base = {"base": {"stop_token": "none"}}
     accumulated = {**base, "accumulation": STEPS["accumulation"]}
     upstream, corrected = (
-        launch(conformance.hold, ROOM, subject, model, settings, strategy="ddp").values[0]
+        launch(driver.compare_with_reference, TRAINER, subject, model, settings, strategy="ddp").values[0]
         for subject, settings in (("upstream", base), ("corrected", accumulated))
     )
     (first, *_) = upstream["base"]["differences"]
@@ -132,16 +133,16 @@ def cures_of_classes(model: tiny.TinyModel) -> list[Any]:
 
 
 def test_the_corrected_trainer_has_the_cures_of_its_kind(launch: Launcher, model: tiny.TinyModel) -> None:
-    assert launch(cures_of_classes, model, strategy="single", sharded=False).values[0] == [ROOM, True, True]
+    assert launch(cures_of_classes, model, strategy="single", sharded=False).values[0] == [TRAINER, True, True]
 
 
 def test_a_suite_reduces_what_nothing_explains(launch: Launcher, model: tiny.TinyModel) -> None:
     known_alone = {name: each for name, each in known_issues.load().items() if name == "first-rloo-stop-token"}
     trainings = ConformanceTrainings(LaunchCache(launch), model, catalog=Catalog(known_alone))
-    finding = trainings.judge("upstream", "single-logging_steps", ROOM)
+    finding = trainings.judge("upstream", "single-logging_steps", TRAINER)
     assert (finding.verdict.value, finding.evidence["stage"]) == ("silent", "logs[number of lines]")
     assert finding.evidence["fewest_settings"] == {"logging_steps": 2}
-    known = ConformanceTrainings(trainings.launches, model).judge("upstream", "single-logging_steps", ROOM)
+    known = ConformanceTrainings(trainings.launches, model).judge("upstream", "single-logging_steps", TRAINER)
     assert (known.verdict.value, known.evidence["symptoms_of"]) == (
         "blocked",
         ["first-rloo-stop-token", "first-rloo-logging-steps"],
@@ -170,7 +171,7 @@ def planted(fault: str, model: tiny.TinyModel) -> dict[str, Any]:
         "scores of other rows": {"get_reward": rolled},
     }
     with mock.patch.dict(vars(module), faults[fault]):
-        return conformance.hold(ROOM, "upstream", model, {fault: {}})[fault]
+        return driver.compare_with_reference(TRAINER, "upstream", model, {fault: {}})[fault]
 
 
 def test_a_batch_that_is_not_trained_on_as_it_was_sampled_is_found(launch: Launcher, model: tiny.TinyModel) -> None:

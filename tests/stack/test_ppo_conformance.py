@@ -9,9 +9,10 @@ import pytest
 
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.catalog.known_issues import Catalog
+from pytest_trlcompat.conformance import driver
 from pytest_trlcompat.launch import Launcher
 from suites.conformance.trainings import ConformanceTrainings
-from suites.in_rank import conformance, models
+from suites.in_rank import models
 from suites.launches import LaunchCache
 from tests.stack.on_policy_settings import STEPS
 
@@ -65,7 +66,7 @@ def planted(fault: str, model: tiny.TinyModel, setting: Mapping[str, Any]) -> di
         },
     }
     with mock.patch.dict(vars(module), faults[fault]):
-        return conformance.hold("ppo", "upstream", model, {fault: setting})[fault]
+        return driver.compare_with_reference("ppo", "upstream", model, {fault: setting})[fault]
 
 
 def test_trl_and_the_reference_agree_on_every_number_that_no_padding_counts_in(
@@ -76,7 +77,7 @@ def test_trl_and_the_reference_agree_on_every_number_that_no_padding_counts_in(
         "ends": {},
         "all terms": {"kl_estimator": "k3", "gamma": 0.9, "cliprange": 0.01, "whiten_rewards": True},
     }
-    (found,) = launch(conformance.hold, "ppo", "upstream", model, settings, strategy="single").values
+    (found,) = launch(driver.compare_with_reference, "ppo", "upstream", model, settings, strategy="single").values
     assert [one["failure"] for one in found.values()] == [None] * 3
     stages = {name: {each["stage"] for each in one["differences"]} for name, one in found.items()}
     assert stages == {"no padding": set(), "ends": PADDED, "all terms": PADDED}
@@ -85,7 +86,7 @@ def test_trl_and_the_reference_agree_on_every_number_that_no_padding_counts_in(
 
 def test_what_is_known_to_part_is_found_where_it_does(launch: Launcher, model: tiny.TinyModel) -> None:
     settings: dict[str, dict[str, Any]] = {**STEPS, "logging": {"logging_steps": 2}}
-    (found,) = launch(conformance.hold, "ppo", "upstream", model, settings, strategy="single").values
+    (found,) = launch(driver.compare_with_reference, "ppo", "upstream", model, settings, strategy="single").values
     (lines,) = found.pop("logging")["differences"]
     assert (lines["stage"], lines["expected"], lines["found"]) == ("logs[number of lines]", [1.0], [3.0])
     firsts = {
@@ -103,7 +104,7 @@ def test_what_is_known_to_part_is_found_where_it_does(launch: Launcher, model: t
 
 def test_the_corrected_trainer_clips_and_steps_as_its_arguments_say(launch: Launcher, model: tiny.TinyModel) -> None:
     settings = {**STEPS, "uneven": {"gradient_accumulation_steps": 4, "num_mini_batches": 2, "max_grad_norm": 0.1}}
-    (found,) = launch(conformance.hold, "ppo", "corrected", model, settings, strategy="single").values
+    (found,) = launch(driver.compare_with_reference, "ppo", "corrected", model, settings, strategy="single").values
     assert {name: one["failure"] for name, one in found.items()} == dict.fromkeys(settings)
     stages = {name: {each["stage"] for each in one["differences"]} - NOT_CURED for name, one in found.items()}
     assert stages == {name: set() for name in settings}
@@ -113,7 +114,7 @@ def test_the_corrected_trainer_counts_ends_of_sequence_of_all_ranks(launch: Laun
     launch(models.save_model, model, strategy="single")
     settings = {"base": {"stop_token": "none"}, **STEPS}
     upstream, corrected = (
-        launch(conformance.hold, "ppo", subject, model, settings, strategy="ddp").values[0]
+        launch(driver.compare_with_reference, "ppo", subject, model, settings, strategy="ddp").values[0]
         for subject in ("upstream", "corrected")
     )
     (first, *_) = upstream["base"]["differences"]
@@ -125,7 +126,7 @@ def test_the_corrected_trainer_counts_ends_of_sequence_of_all_ranks(launch: Laun
 
 def settings_of_accelerator(model: tiny.TinyModel) -> list[Any]:
     """Of a corrected trainer before and after a training, and the error of one under DeepSpeed."""
-    from suites.in_rank import ppo
+    from pytest_trlcompat.conformance.ppo import objects as ppo
 
     arguments: dict[str, Any] = {
         "per_device_train_batch_size": 1,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat import stack, tiny
+from pytest_trlcompat.conformance import driver
 from pytest_trlcompat.launch import Launcher
-from suites.in_rank import conformance
 
 NEWEST = stack.satisfied({"trl": ">=1.10"}, stack.installed())
 pytestmark = pytest.mark.skipif(not NEWEST, reason="planted into what the newest releases have")
@@ -40,7 +40,7 @@ def held(trainer: str, fault: str, setting: dict[str, Any], folder: str) -> dict
         cls.compute_loss = other_advantages
     elif fault == "data":
         cls._prepare_dataset = shorter
-    found: dict[str, Any] = conformance.hold(trainer, "upstream", model, {"one": setting})["one"]
+    found: dict[str, Any] = driver.compare_with_reference(trainer, "upstream", model, {"one": setting})["one"]
     return found
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat import tiny
-from pytest_trlcompat.conformance.sft.room import ROOM
-from pytest_trlcompat.conformance.supervised import quantities, recording, truth
+from pytest_trlcompat.conformance.sft.adapter import ADAPTER
+from pytest_trlcompat.conformance.supervised import quantities, recording
+from pytest_trlcompat.conformance.supervised.expected import ExpectedTraining, computed
 from pytest_trlcompat.conformance.supervised.records import MicroBatchRecord, Recording
 
 trl = pytest.importorskip("trl")
@@ -71,17 +72,17 @@ def test_a_resumed_training_must_go_on_with_the_rows_that_came_next() -> None:
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, truth.Truth]:
+def held(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, ExpectedTraining]:
     folder: Path = tmp_path_factory.mktemp("tiny")
     model = tiny.qwen2(initializer_range=0.3, num_hidden_layers=1, directory=folder)
     setting = {"data": "prompt_completion", "gradient_accumulation_steps": 2, "evaluation": "after"}
-    found = recording.record(ROOM, trl.SFTTrainer, model, setting)
+    found = recording.record(ADAPTER, trl.SFTTrainer, model, setting)
     from pytest_trlcompat.conformance.conventions import of_installed
 
-    return found, truth.computed([found], ROOM, ROOM.models(model, setting), of_installed("sft"))
+    return found, computed([found], ADAPTER, ADAPTER.models(model, setting), of_installed("sft"))
 
 
-def differing(found: Recording, expected: truth.Truth) -> list[str]:
+def differing(found: Recording, expected: ExpectedTraining) -> list[str]:
     import transformers
 
     major = int(transformers.__version__.partition(".")[0])
@@ -96,7 +97,7 @@ def differing(found: Recording, expected: truth.Truth) -> list[str]:
     return [stage for stage in stages if "eval_mean_token_accuracy" not in stage]
 
 
-def test_a_training_is_recorded_with_all_that_the_reference_computes(held: tuple[Recording, truth.Truth]) -> None:
+def test_a_training_is_recorded_with_all_that_the_reference_computes(held: tuple[Recording, ExpectedTraining]) -> None:
     found, expected = held
     assert [step.micro_batches for step in found.steps] == [2, 4]
     assert expected.starts == (0, 2)
@@ -109,14 +110,14 @@ def test_a_training_is_recorded_with_all_that_the_reference_computes(held: tuple
     assert differing(found, expected) == []
 
 
-def test_a_loss_that_is_off_by_a_hundredth_is_found(held: tuple[Recording, truth.Truth]) -> None:
+def test_a_loss_that_is_off_by_a_hundredth_is_found(held: tuple[Recording, ExpectedTraining]) -> None:
     found, expected = held
     step = dataclasses.replace(expected.steps[0], loss=expected.steps[0].loss * 1.01)
     assert differing(found, dataclasses.replace(expected, steps=(step, expected.steps[1]))) == ["logs[loss]"]
 
 
 def test_a_metric_that_an_evaluation_does_not_log_is_missing_where_something_was_measured(
-    held: tuple[Recording, truth.Truth],
+    held: tuple[Recording, ExpectedTraining],
 ) -> None:
     found, expected = held
     ((steps, logged),) = found.evaluations
@@ -129,7 +130,7 @@ def test_a_metric_that_an_evaluation_does_not_log_is_missing_where_something_was
     without = dataclasses.replace(found, evaluations=[(steps, left)])
     of_training = frozenset({"epoch", "grad_norm", "learning_rate", "loss", "num_tokens", "step"})
 
-    def stages_of(truth_held: truth.Truth) -> list[str]:
+    def stages_of(truth_held: ExpectedTraining) -> list[str]:
         found = quantities._missing(without, truth_held, of_training)
         return [each.stage for each in found if each.stage.startswith("evaluation[")]  # not what evaluate() returns
 

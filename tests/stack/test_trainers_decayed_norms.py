@@ -170,8 +170,8 @@ def decayed(folder: str, adapter: bool) -> dict[str, Any]:
     from accelerate.utils import set_seed
     from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
+    from pytest_trlcompat.conformance.weights import whole
     from pytest_trlcompat.trainers import cured
-    from suites.in_rank.models import whole
 
     class ByClass(Trainer):
         def get_decay_parameter_names(self, model: Any) -> Any:

@@ -34,11 +34,10 @@ def reference_is_another_adapter(model: tiny.TinyModel) -> list[float]:
     import torch
     from peft import get_peft_model
 
-    from suites.in_rank import ppo
-    from suites.in_rank.ppo_adapters import lora
+    from pytest_trlcompat.conformance.ppo import objects as ppo
 
     torch.manual_seed(0)
-    policy = get_peft_model(ppo.load_models(model).model, lora())
+    policy = get_peft_model(ppo.load_models(model).model, ppo.lora())
     policy.add_adapter("before", copy.deepcopy(policy.peft_config["default"]))
     state = policy.state_dict()
     policy.load_state_dict(
@@ -57,10 +56,9 @@ def reference_is_another_adapter(model: tiny.TinyModel) -> list[float]:
 
 
 def what_the_wrapper_has(model: tiny.TinyModel) -> dict[str, Any]:
-    from suites.in_rank import ppo
-    from suites.in_rank.ppo_adapters import lora
+    from pytest_trlcompat.conformance.ppo import objects as ppo
 
-    trainer = ppo.build_trainer("corrected", model, arguments={"peft_config": lora(), "ref_model": None})
+    trainer = ppo.build_trainer("corrected", model, arguments={"peft_config": ppo.lora(), "ref_model": None})
     names = sorted(trainer.model.state_dict())
     with trainer.null_ref_context():
         lent = trainer.model.policy is trainer.model.module.policy

@@ -1,2 +1,1 @@
-"""Distillation's room: :class:`~pytest_trlcompat.conformance.distillation.room.DistillationRoom`, its rows, and what
-TRL does where documentation leaves it open."""
+"""Distillation: its adapter, rows of settings, and what TRL does where documentation leaves it open."""

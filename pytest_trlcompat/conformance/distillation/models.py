@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.architectures import ARCHITECTURES, architecture
 from pytest_trlcompat.conformance.grpo import objects
-from pytest_trlcompat.conformance.supervised.compared import with_dropout
+from pytest_trlcompat.conformance.supervised.preferences import with_dropout
 
 if TYPE_CHECKING:
     import torch

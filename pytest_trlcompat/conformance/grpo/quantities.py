@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.comparison import Difference, Held, Quantity, held, stated
+from pytest_trlcompat.conformance.comparison import Comparison, Difference, Quantity, compare_with_reference, stated
 from pytest_trlcompat.conformance.grpo import environments, tools
+from pytest_trlcompat.conformance.grpo.expected import ExpectedTraining, targets_of
 from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
 from pytest_trlcompat.conformance.grpo.records import Recording
 from pytest_trlcompat.conformance.grpo.sampling import target_of
-from pytest_trlcompat.conformance.grpo.truth import Truth, targets_of
 from pytest_trlcompat.conformance.training import unrecorded_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "clipped_by_rounding",
-    "differences",
+    "compare",
     "drawn",
     "expected_quantities",
     "is_drawn_so",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> Iterator[Quantity]:
+def expected_quantities(expected: ExpectedTraining, logging_steps: int, transformers: int) -> Iterator[Quantity]:
     """Everything that a recording can show, in the order in which steps make it."""
     import torch
 
@@ -44,11 +44,11 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
     pending: list[Mapping[str, float]] = []
     near_bounds: list[Mapping[str, float]] = []
     micro_batch = 0
-    settings = truth.settings
+    settings = expected.settings
     reused = settings.micro_batches_per_generation * settings.num_iterations
     same_policy = _SAME_POLICY if settings.gradient_accumulation_steps % reused == 0 else ""
     counted = 0
-    for number, step in enumerate(truth.steps):
+    for number, step in enumerate(expected.steps):
         for generation in step.generations:
             if any(generation is each for each in seen):
                 continue
@@ -57,7 +57,7 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
             yield Quantity("completion_mask", place, generation.tokens.loss_mask.double())
             yield Quantity("advantages", place, generation.advantages.advantages)
             mask = generation.tokens.loss_mask
-            if truth.method is GRPO:
+            if expected.method is GRPO:
                 yield Quantity("old_logprobs", place, generation.old_logprobs, mask, unrecorded=same_policy)
             else:  # of whole completions, those that are excluded from the loss left out
                 sums = generation.old_logprobs.where(mask, 0.0).sum(1, keepdim=True)
@@ -66,7 +66,7 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
             if generation.reference_logprobs is not None:
                 yield Quantity("reference_logprobs", place, generation.reference_logprobs, mask)
         for batch in step.micro_batches:
-            place = f"step {number}, rank {batch.rank}, micro-batch {micro_batch // truth.settings.world_size}"
+            place = f"step {number}, rank {batch.rank}, micro-batch {micro_batch // expected.settings.world_size}"
             micro_batch += 1
             tokens = step.generations[batch.generation].tokens.of_rows(batch.rows)
             mask = tokens.loss_mask
@@ -83,7 +83,7 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
         for name, weight in step.weights.items():
             yield Quantity(f"weights[{name}]", place, weight)
         pending.append(step.logs)
-        near_bounds.append(clipped_by_rounding(step, truth.settings, truth.method))
+        near_bounds.append(clipped_by_rounding(step, expected.settings, expected.method))
         if (number + 1) % logging_steps == 0:
             by_rounding = reference.average_logs(near_bounds)
             for name, value in reference.average_logs(pending).items():
@@ -94,7 +94,7 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
                 unrecorded = _UNCHANGED if name == "num_tokens" and len(seen) == counted else ""
                 yield Quantity(f"logs[{name}]", place, values, rounding=rounding, unrecorded=unrecorded)
             pending, near_bounds, counted = [], [], len(seen)
-    for number, evaluation in enumerate(truth.evaluations):
+    for number, evaluation in enumerate(expected.evaluations):
         for name, value in evaluation.logs.items():
             yield Quantity(f"evaluation[{name}]", f"evaluation {number}", torch.tensor([value], dtype=torch.float64))
 
@@ -126,15 +126,17 @@ def _with_advantages(generation: Any, values: torch.Tensor) -> Any:
     return dataclasses.replace(generation, advantages=dataclasses.replace(generation.advantages, advantages=values))
 
 
-def recorded_quantities(recordings: Sequence[Recording], truth: Truth) -> Mapping[tuple[str, str], torch.Tensor]:
+def recorded_quantities(
+    recordings: Sequence[Recording], expected: ExpectedTraining
+) -> Mapping[tuple[str, str], torch.Tensor]:
     """The same of a recording, as far as it shows them, by stage and place."""
     import torch
 
     found: dict[tuple[str, str], torch.Tensor] = {}
     main = recordings[0]
-    settings = truth.settings
+    settings = expected.settings
     per_generation = settings.micro_batches_per_generation * settings.num_iterations
-    for index, layout in enumerate(truth.layouts):
+    for index, layout in enumerate(expected.layouts):
         rows: dict[str, dict[int, Any]] = {}
         for rank, one in enumerate(recordings):
             batches = [each for each in one.micro_batches if not each.evaluation]
@@ -144,7 +146,7 @@ def recorded_quantities(recordings: Sequence[Recording], truth: Truth) -> Mappin
                     if name not in ("logprobs", "entropies"):
                         rows.setdefault(name, {}).update(zip(places[rank], values, strict=True))
         for name, by_row in rows.items():
-            if len(by_row) == len(truth.rollouts[index].prompts):
+            if len(by_row) == len(expected.rollouts[index].prompts):
                 ordered = [by_row[row] for row in range(len(by_row))]
                 found[name, f"generation {index}"] = _padded(ordered)
     for rank, one in enumerate(recordings):
@@ -193,15 +195,15 @@ def _padded(rows: Sequence[Any]) -> torch.Tensor:
     return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float64)
 
 
-def _sampling(recordings: Sequence[Recording], truth: Truth) -> Iterator[Difference]:
+def _sampling(recordings: Sequence[Recording], expected: ExpectedTraining) -> Iterator[Difference]:
     """What differs before a model has computed anything: prompts, how tokens are drawn, what reward functions get."""
     main = recordings[0]
-    ends = truth.settings.eos_token_id
-    for index in range(len(truth.rollouts)):
+    ends = expected.settings.eos_token_id
+    for index in range(len(expected.rollouts)):
         place = f"generation {index}"
         calls = [[each for each in one.generated if not each.evaluation][index] for one in recordings]
-        yield from drawn(calls[0].arguments, main.arguments, ends, place, truth.never_sampled)
-        yield from _prompts(calls, targets_of(main, "training"), truth, place)
+        yield from drawn(calls[0].arguments, main.arguments, ends, place, expected.never_sampled)
+        yield from _prompts(calls, targets_of(main, "training"), expected, place)
         for call in calls:
             yield from _rewarded(call, place)
             yield from _turns(call, main.arguments, place)
@@ -217,13 +219,13 @@ def _sampling(recordings: Sequence[Recording], truth: Truth) -> Iterator[Differe
     if main.seeded:
         yield Difference("seed", "built", [], main.seeded[:4], math.inf, 0.0)
     if main.arguments.get("shuffle_dataset") is False:
-        yield from _in_order(calls_of(recordings), [ids for ids, _ in main.asked["training"]], truth)
+        yield from _in_order(calls_of(recordings), [ids for ids, _ in main.asked["training"]], expected)
     if main.tables:
-        yield from _tables(main, truth)
+        yield from _tables(main, expected)
     for name, (before, after) in main.changed.items():
         yield Difference(f"config[{name}]", "built", [str(before)], [str(after)], math.inf, 0.0)
     for call in (each for one in recordings for each in one.generated if each.evaluation):
-        yield from drawn(call.arguments, main.arguments, ends, "evaluation", truth.never_sampled)
+        yield from drawn(call.arguments, main.arguments, ends, "evaluation", expected.never_sampled)
         yield from _rewarded(call, "evaluation")
 
 
@@ -273,11 +275,11 @@ _SWITCHED_OFF = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "re
 
 
 def _prompts(
-    calls: Sequence[Any], known: Mapping[tuple[int, ...], int], truth: Truth, place: str
+    calls: Sequence[Any], known: Mapping[tuple[int, ...], int], expected: ExpectedTraining, place: str
 ) -> Iterator[Difference]:
     """Each group has a prompt of the dataset, "truncated left" to ``max_prompt_length``, and each has another one."""
     rows = [tuple(prompt) for call in calls for prompt in call.prompts]
-    size = truth.settings.num_generations
+    size = expected.settings.num_generations
     for row, prompt in enumerate(rows):
         if prompt not in known or prompt != rows[row - row % size]:
             first = list(rows[row - row % size])
@@ -293,22 +295,24 @@ def calls_of(recordings: Sequence[Recording]) -> list[list[Any]]:
     return [list(together) for together in zip(*each, strict=True)]
 
 
-def _in_order(calls: Sequence[Sequence[Any]], asked: Sequence[tuple[int, ...]], truth: Truth) -> Iterator[Difference]:
+def _in_order(
+    calls: Sequence[Sequence[Any]], asked: Sequence[tuple[int, ...]], expected: ExpectedTraining
+) -> Iterator[Difference]:
     """Without shuffling the prompts are drawn as the dataset has them."""
-    size = truth.settings.num_generations
+    size = expected.settings.num_generations
     found = [tuple(prompt) for together in calls for prompt in [p for call in together for p in call.prompts][::size]]
     wanted = [asked[number % len(asked)] for number in range(len(found))]
     if found != wanted:
         yield Difference("prompts", "order", wanted, found, math.inf, 0.0)
 
 
-def _tables(main: Recording, truth: Truth) -> Iterator[Difference]:
+def _tables(main: Recording, expected: ExpectedTraining) -> Iterator[Difference]:
     """One table for every logging step, with every completion since the last one; a repetition at the end is none."""
-    steps = len(truth.steps) // int(main.arguments["logging_steps"])
+    steps = len(expected.steps) // int(main.arguments["logging_steps"])
     tables = [each for number, each in enumerate(main.tables) if not number or each != main.tables[number - 1]]
     if len(tables) != steps:
         yield Difference("table", "number of tables", [steps], [len(tables)], math.inf, 0.0)
-    rows = sum(len(rollout.prompts) for rollout in truth.rollouts)
+    rows = sum(len(rollout.prompts) for rollout in expected.rollouts)
     shown = sum(len(prompts) for prompts, _, _ in tables)
     if shown != rows:
         yield Difference("table", "number of completions", [rows], [shown], math.inf, 0.0)
@@ -365,32 +369,32 @@ def _words(text: str) -> str:
     return " ".join(word for word in text.split() if word.startswith("w"))
 
 
-def differences(
+def compare(
     recordings: Sequence[Recording],
-    truth: Truth,
-    neighbours: Callable[[], Sequence[Truth]],
+    expected: ExpectedTraining,
+    neighbours: Callable[[], Sequence[ExpectedTraining]],
     transformers: int,
     unrecorded: Mapping[str, str] = MappingProxyType({}),
-) -> Held:
+) -> Comparison:
     """Every quantity that differs, the first one first.
 
     Args:
-        neighbours: the truth with weights changed by one unit in the last place, in several ways.
+        neighbours: what is expected with weights changed by one unit in the last place, in several ways.
         unrecorded: what this release does not show, and why, as of
             :func:`~pytest_trlcompat.conformance.comparison.stated`.
     """
     every = int(recordings[0].arguments["logging_steps"])
-    found = recorded_quantities(recordings, truth)
+    found = recorded_quantities(recordings, expected)
     unrecorded = {**unrecorded, **unrecorded_of(recordings[0].steps)}
 
-    def quantities(truth: Truth) -> list[Quantity]:
-        return stated(expected_quantities(truth, every, transformers), unrecorded)
+    def quantities(expected: ExpectedTraining) -> list[Quantity]:
+        return stated(expected_quantities(expected, every, transformers), unrecorded)
 
-    return held(
-        quantities(truth),
+    return compare_with_reference(
+        quantities(expected),
         found,
         lambda: [quantities(each) for each in neighbours()],
-        _sampling(recordings, truth),
+        _sampling(recordings, expected),
         _missing(recordings[0]),
     )
 

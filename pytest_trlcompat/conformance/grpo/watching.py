@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.comparison import OutOfStep
+from pytest_trlcompat.conformance.comparison import StepCountMismatch
 from pytest_trlcompat.conformance.grpo import environments, tools
 from pytest_trlcompat.conformance.grpo.methods import Method
 from pytest_trlcompat.conformance.grpo.records import Generated, MicroBatchRecord, Recording
@@ -97,7 +97,7 @@ def _continued(
         place: rank, size of a group, and how often completions were sampled before.
 
     Raises:
-        OutOfStep: no completion begins like this.
+        StepCountMismatch: no completion begins like this.
     """
     assert one.sampled is not None
     rank, size, call = place
@@ -111,7 +111,7 @@ def _continued(
             completion += [*between, *new]
             one.sampled[row] += [*[False] * len(between), *[True] * len(new)]
             return new
-    raise OutOfStep(f"tokens are sampled behind {list(prompt)}, which begins like no completion")
+    raise StepCountMismatch(f"tokens are sampled behind {list(prompt)}, which begins like no completion")
 
 
 _GENERATION = (

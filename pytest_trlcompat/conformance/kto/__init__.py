@@ -1,2 +1,1 @@
-"""What is KTO's own in the conformance suite: completions with labels, how they are read, and what documentation leaves
-open."""
+"""KTO: its adapter, completions with labels, and what TRL does where documentation leaves it open."""

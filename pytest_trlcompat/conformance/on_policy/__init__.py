@@ -1,1 +1,1 @@
-"""What the rooms of PPO and of the first RLOO share: what is kept of a training, and how it becomes the reference's."""
+"""What PPO and the legacy RLOO share: what is recorded of a training, and how it becomes the reference's."""

@@ -1,1 +1,1 @@
-"""Reward models held against the reference: their rows of settings, and what documentation leaves open."""
+"""Reward models: their adapter, rows of settings, and what TRL does where documentation leaves it open."""

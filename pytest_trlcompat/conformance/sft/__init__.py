@@ -1,1 +1,1 @@
-"""SFT held against the reference: its rows of settings, and what it does that documentation leaves open."""
+"""SFT: its adapter, rows of settings, and what TRL does where documentation leaves it open."""

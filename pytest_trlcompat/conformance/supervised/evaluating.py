@@ -1,4 +1,4 @@
-"""How a trainer is built from its arguments, and what it evaluates on: axes of rooms that read a user's data.
+"""How a trainer is built from its arguments, and what it evaluates on: axes of adapters that read a user's data.
 
 Runs inside a rank; imports the stack only inside functions.
 """

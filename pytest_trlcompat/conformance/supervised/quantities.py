@@ -15,39 +15,46 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.comparison import ULP, Difference, Held, Quantity, held, stated
+from pytest_trlcompat.conformance.comparison import (
+    ULP,
+    Comparison,
+    Difference,
+    Quantity,
+    compare_with_reference,
+    stated,
+)
+from pytest_trlcompat.conformance.supervised.expected import ExpectedTraining
 from pytest_trlcompat.conformance.supervised.records import Recording, Row
-from pytest_trlcompat.conformance.supervised.truth import Truth
 from pytest_trlcompat.conformance.training import unrecorded_of
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Expected", "differences", "expected_quantities", "recorded_quantities", "rows_differing"]
+__all__ = ["ExpectedRows", "compare", "expected_quantities", "recorded_quantities", "rows_differing"]
 
-Expected = Callable[[str], "tuple[Sequence[Row], int]"]
+ExpectedRows = Callable[[str], "tuple[Sequence[Row], int]"]
 """The rows that the dataset of ``training`` or ``evaluation`` must become, and how many the trainer's dataset has."""
 
 
-def differences(
+def compare(
     recordings: Sequence[Recording],
-    truth: Truth,
-    neighbours: Callable[[], Sequence[Truth]],
+    expected: ExpectedTraining,
+    neighbours: Callable[[], Sequence[ExpectedTraining]],
     transformers: int,
-    expected: Expected,
+    expected_rows: ExpectedRows,
     only_in_training: frozenset[str],
     compared: Callable[[Row], Row] = dict,
-    beside: Iterable[Difference] = (),
+    extra_differences: Iterable[Difference] = (),
     unrecorded: Mapping[str, str] = MappingProxyType({}),
-) -> Held:
+) -> Comparison:
     """Every quantity that differs, the first one first.
 
     Args:
-        neighbours: the truth with weights changed by one unit in the last place, in several ways.
+        neighbours: what is expected with weights changed by one unit in the last place, in several ways.
         transformers: its major version.
         only_in_training: what an evaluation need not log.
         compared: what of a recorded row must be as expected.
-        beside: what differs before a model has computed anything, and is of no row.
+        extra_differences: what differs before a model has computed anything, and is of no row.
         unrecorded: what this release does not show, and why, as of
             :func:`~pytest_trlcompat.conformance.comparison.stated`.
     """
@@ -55,35 +62,37 @@ def differences(
     unrecorded = {**unrecorded, **unrecorded_of(recordings[0].steps)}
     every = int(recordings[0].arguments["logging_steps"])
 
-    def quantities(truth: Truth) -> list[Quantity]:
-        return stated(expected_quantities(truth, every, transformers), unrecorded)
+    def quantities(expected: ExpectedTraining) -> list[Quantity]:
+        return stated(expected_quantities(expected, every, transformers), unrecorded)
 
-    return held(
-        quantities(truth),
+    return compare_with_reference(
+        quantities(expected),
         found,
         lambda: [quantities(each) for each in neighbours()],
-        [*beside, *rows_differing(recordings, expected, compared), *_updates(recordings[0])],
-        [*_best_model(recordings[0], truth), *_missing(recordings[0], truth, only_in_training)],
+        [*extra_differences, *rows_differing(recordings, expected_rows, compared), *_updates(recordings[0])],
+        [*_best_model(recordings[0], expected), *_missing(recordings[0], expected, only_in_training)],
     )
 
 
-def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> Iterator[Quantity]:
+def expected_quantities(expected: ExpectedTraining, logging_steps: int, transformers: int) -> Iterator[Quantity]:
     """Everything that a recording can show, in the order in which steps make it."""
     import torch
 
     from pytest_trlcompat import reference
 
     logged = 0
-    ranks = truth.settings.world_size
-    for number, step in enumerate(truth.steps):
+    ranks = expected.settings.world_size
+    for number, step in enumerate(expected.steps):
         for index, one in enumerate(step.micro_batches):
-            place = f"step {number}, rank {index % ranks}, micro-batch {truth.starts[number] + index // ranks}"
+            place = f"step {number}, rank {index % ranks}, micro-batch {expected.starts[number] + index // ranks}"
             for name, values in one.values.items():
                 yield Quantity(name, place, values, one.masks.get(name))
         place = f"step {number}"
         logs = None
         if (number + 1) % logging_steps == 0:
-            logs = reference.supervised_logs(truth.steps[logged : number + 1], truth.settings, truth.steps[:logged])
+            logs = reference.supervised_logs(
+                expected.steps[logged : number + 1], expected.settings, expected.steps[:logged]
+            )
             logged = number + 1
             yield Quantity("logs[grad_norm]", place, torch.tensor([logs.pop("grad_norm")], dtype=torch.float64))
         for name, gradient in step.clipped_gradients.items():
@@ -95,9 +104,9 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
                 f"logs[{name}]",
                 place,
                 torch.tensor([value], dtype=torch.float64),
-                rounding=_rounding(name, logs or {}, truth.settings, transformers),
+                rounding=_rounding(name, logs or {}, expected.settings, transformers),
             )
-    for number, evaluation in enumerate(truth.evaluations):
+    for number, evaluation in enumerate(expected.evaluations):
         place = f"evaluation {number}"
         for index, one in enumerate(evaluation.micro_batches):
             for name, values in one.values.items():
@@ -105,7 +114,7 @@ def expected_quantities(truth: Truth, logging_steps: int, transformers: int) -> 
                 yield Quantity(f"evaluated[{name}]", where, values, one.masks.get(name))
         for kind in ("evaluation", "evaluate()"):
             for name, value in evaluation.logs.items():
-                rounding = _of_rewards(name.removeprefix("eval_"), evaluation.logs, truth.settings)
+                rounding = _of_rewards(name.removeprefix("eval_"), evaluation.logs, expected.settings)
                 yield Quantity(f"{kind}[{name}]", place, torch.tensor([value], dtype=torch.float64), rounding=rounding)
 
 
@@ -176,7 +185,7 @@ def _padded(rows: Sequence[Any]) -> torch.Tensor:
 
 
 def rows_differing(
-    recordings: Sequence[Recording], expected: Expected, compared: Callable[[Row], Row] = dict
+    recordings: Sequence[Recording], expected_rows: ExpectedRows, compared: Callable[[Row], Row] = dict
 ) -> Iterator[Difference]:
     """What differs before a model has computed anything: how many rows there are, and each row's columns."""
     main = recordings[0]
@@ -186,7 +195,7 @@ def rows_differing(
     ):
         if not any(batches):
             continue
-        wanted, size = expected(part)
+        wanted, size = expected_rows(part)
         if part in main.sizes and main.sizes[part] != size:
             yield _difference("data[size]", part, size, main.sizes[part])
         for rank, own in enumerate(batches):
@@ -286,13 +295,13 @@ def _updates(main: Recording) -> Iterator[Difference]:
             yield _difference("updates", f"step {number}", min(accumulated, left), count)
 
 
-def _best_model(main: Recording, truth: Truth) -> Iterator[Difference]:
+def _best_model(main: Recording, expected: ExpectedTraining) -> Iterator[Difference]:
     """``load_best_model_at_end``: the weights at the end are those after which the loss of evaluation was smallest."""
     import torch
 
-    if not main.final or not truth.evaluations:
+    if not main.final or not expected.evaluations:
         return
-    losses = [each.logs["eval_loss"] for each in truth.evaluations]
+    losses = [each.logs["eval_loss"] for each in expected.evaluations]
     best = main.evaluations[losses.index(min(losses))][0]
     if not best:
         return
@@ -305,16 +314,18 @@ def _best_model(main: Recording, truth: Truth) -> Iterator[Difference]:
             return
 
 
-def _missing(recording: Recording, truth: Truth, only_in_training: frozenset[str]) -> Iterator[Difference]:
+def _missing(
+    recording: Recording, expected: ExpectedTraining, only_in_training: frozenset[str]
+) -> Iterator[Difference]:
     """What is logged of training, and of no evaluation; of what the reference measures where it measured something."""
     logged = {name for entry in recording.logs for name in entry} - only_in_training
-    known = {name for step in truth.steps for one in step.micro_batches for name in (*one.metrics, *one.differences)}
+    known = {name for step in expected.steps for one in step.micro_batches for name in (*one.metrics, *one.differences)}
     for kind, entries in (
         ("evaluation", [each for _, each in recording.evaluations]),
         ("evaluate()", recording.returned),
     ):
         for number, entry in enumerate(entries):
-            measured = truth.evaluations[number].logs if number < len(truth.evaluations) else {}
+            measured = expected.evaluations[number].logs if number < len(expected.evaluations) else {}
             for name in sorted(logged):
                 if f"eval_{name}" not in entry and (name not in known or f"eval_{name}" in measured):
                     yield Difference(f"{kind}[eval_{name}]", f"evaluation {number}", [name], [], math.inf, 0.0)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.supervised.evaluating import AFTER
+from pytest_trlcompat.conformance.supervised.hooks import SupervisedHooks
 from pytest_trlcompat.conformance.supervised.records import MicroBatchRecord, Recording
-from pytest_trlcompat.conformance.supervised.room import Room
 from pytest_trlcompat.conformance.training import Whole, trained_weights, watched_steps
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ __all__ = ["record", "recorded"]
 
 
 def record(
-    room: Room,
+    adapter: SupervisedHooks,
     trainer_class: type,
     model: TinyModel,
     setting: Mapping[str, Any],
@@ -35,7 +35,7 @@ def record(
     """Train, and evaluate and resume where the setting says so.
 
     Args:
-        trainer_class: the room's trainer, or a subclass of it.
+        trainer_class: the adapter's trainer, or a subclass of it.
         setting: fields of the config, and values of axes.
         seed: of the data.
         whole: gathers the trained weights of a trainer, by their names in the bare model, where a strategy shards
@@ -43,12 +43,12 @@ def record(
     """
     import trl
 
-    setting = room.known_part(trl, setting)
-    config = room.config(trl, setting)
+    setting = adapter.known_part(trl, setting)
+    config = adapter.config(trl, setting)
     found = Recording()
     given = copy.deepcopy({name: value for name, value in vars(config).items() if isinstance(value, dict)})
-    with room.surrounding(model, setting, config, seed, found):
-        trainer = _build(room, trainer_class, model, setting, config, seed, found)
+    with adapter.surrounding(model, setting, config, seed, found):
+        trainer = _build(adapter, trainer_class, model, setting, config, seed, found)
         found.changed = {
             name: (value, vars(config)[name]) for name, value in given.items() if vars(config)[name] != value
         }
@@ -59,18 +59,20 @@ def record(
         if setting.get("evaluation") == "best":
             found.final = (whole or trained_weights)(trainer)
         if setting.get("evaluation") in AFTER:
-            room.evaluate(trainer, model, setting, seed)
+            adapter.evaluate(trainer, model, setting, seed)
     if setting.get("resumed"):
-        _resume(room, trainer_class, model, setting, config, seed, found, whole)
+        _resume(adapter, trainer_class, model, setting, config, seed, found, whole)
     return found
 
 
 @contextlib.contextmanager
-def recorded(room: Room, ended: Callable[[Recording], None], whole: Whole | None = None) -> Iterator[None]:
+def recorded(
+    adapter: SupervisedHooks, ended: Callable[[Recording], None], whole: Whole | None = None
+) -> Iterator[None]:
     """Record the first training that begins until the end, whoever builds its trainer, such as a project's own command.
 
     Args:
-        room: how the trainer's batches are read.
+        adapter: how the trainer's batches are read.
         ended: called with the recording when the training has ended, and not only the program that it is part of,
             which may end what ranks exchange messages by.
         whole: as of :func:`record`.
@@ -81,7 +83,7 @@ def recorded(room: Room, ended: Callable[[Recording], None], whole: Whole | None
 
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
         transformers.Trainer.train = plain
-        self.__class__ = _recorded_class(type(self), room, found)
+        self.__class__ = _recorded_class(type(self), adapter, found)
         _describe(self, found)
         with _recorded_steps(self, found, whole):
             returned = plain(self, *args, **kwargs)
@@ -96,7 +98,7 @@ def recorded(room: Room, ended: Callable[[Recording], None], whole: Whole | None
 
 
 def _build(
-    room: Room,
+    adapter: SupervisedHooks,
     trainer_class: type,
     model: TinyModel,
     setting: Mapping[str, Any],
@@ -106,7 +108,7 @@ def _build(
 ) -> Any:
     import transformers
 
-    trainer = room.build(_recorded_class(trainer_class, room, found), model, setting, config, seed, True)
+    trainer = adapter.build(_recorded_class(trainer_class, adapter, found), model, setting, config, seed, True)
     trainer.remove_callback(transformers.PrinterCallback)
     _describe(trainer, found)
     return trainer
@@ -128,10 +130,10 @@ def _recorded_steps(trainer: Any, found: Recording, whole: Whole | None) -> Iter
     found.logs = [dict(entry) for entry in trainer.state.log_history if "loss" in entry]
 
 
-def _recorded_class(trainer_class: type, room: Room, found: Recording) -> type:
+def _recorded_class(trainer_class: type, adapter: SupervisedHooks, found: Recording) -> type:
     """The trainer, which keeps what its methods are given and return."""
 
-    watched: Any = room.watched(trainer_class, found)
+    watched: Any = adapter.watched(trainer_class, found)
 
     class Recording(watched):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -161,7 +163,7 @@ def _recorded_class(trainer_class: type, room: Room, found: Recording) -> type:
             return logs
 
         def _trlcompat_keep(self, inputs: Any, evaluation: int | None) -> None:
-            read = room.read(inputs, vars(self.args))
+            read = adapter.read(inputs, vars(self.args))
             found.micro_batches.append(MicroBatchRecord(read.rows, read.problems, read.values, evaluation))
 
     Recording.__name__ = trainer_class.__name__
@@ -184,7 +186,7 @@ def _as_one(entry: Mapping[str, Any], prefix: str, sets: Sequence[str]) -> dict[
 
 
 def _resume(
-    room: Room,
+    adapter: SupervisedHooks,
     trainer_class: type,
     model: TinyModel,
     setting: Mapping[str, Any],
@@ -196,8 +198,8 @@ def _resume(
     """Train on from the first step's checkpoint; what happens takes the place of what happened then."""
     steps = 1
     again = Recording(arguments=found.arguments)
-    with room.surrounding(model, setting, config, seed, again):
-        trainer = _build(room, trainer_class, model, setting, config, seed, again)
+    with adapter.surrounding(model, setting, config, seed, again):
+        trainer = _build(adapter, trainer_class, model, setting, config, seed, again)
         with _recorded_steps(trainer, again, whole):
             trainer.train(resume_from_checkpoint=os.path.join(config.output_dir, f"checkpoint-{steps}"))
     kept = found.steps[steps - 1].micro_batches

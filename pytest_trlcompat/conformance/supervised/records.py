@@ -59,8 +59,8 @@ class Recording:
         before_resuming: rows of each micro-batch of a training that was resumed later, from the checkpoint on.
         after_resuming: of the resumed training.
         final: trained weights at the end, where the best model was to be loaded.
-        beside: what the trainer's room keeps beside, see
-            :meth:`~pytest_trlcompat.conformance.supervised.room.Room.surrounding`.
+        beside: what the adapter keeps in addition, see
+            :meth:`~pytest_trlcompat.conformance.supervised.hooks.SupervisedHooks.surrounding`.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,80 @@
+"""What the driver asks of a trainer; each trainer's folder has one instance, ``ADAPTER`` in its ``adapter.py``.
+
+Runs inside a rank; imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pytest_trlcompat.conformance.comparison import Comparison
+
+if TYPE_CHECKING:
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["TrainerAdapter", "trainer_class"]
+
+
+class TrainerAdapter(abc.ABC):
+    """How one trainer is trained with a setting, and what of the training the reference computes too.
+
+    Attributes:
+        trainer: one of :data:`~pytest_trlcompat.conformance.rows.TRAINERS`, the name of its folder.
+        mismatch_stage: how a difference is named where the trainer does not sample, or not step, as its arguments say.
+    """
+
+    trainer: ClassVar[str]
+    mismatch_stage: ClassVar[str] = "updates"
+
+    def absence(self) -> str:
+        """Why the installed release of TRL has no such trainer, as a sentence; empty where it has."""
+        return ""
+
+    @abc.abstractmethod
+    def unknown(self, setting: Mapping[str, Any]) -> list[str]:
+        """Names of what this release does not know of a setting."""
+
+    def lacking(self, setting: Mapping[str, Any]) -> str:
+        """What is not installed here that a setting needs, as a sentence; empty where nothing is lacking."""
+        return ""
+
+    @abc.abstractmethod
+    def record(self, subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int) -> tuple[Any, Any]:
+        """Train.
+
+        Args:
+            subject: ``upstream`` or ``corrected``.
+            seed: of the data.
+
+        Returns:
+            The recording of this rank, and the models as they were before training, where :meth:`compare` cannot build
+            them again.
+        """
+
+    @abc.abstractmethod
+    def compare(
+        self, recordings: Sequence[Any], untrained: Any, model: TinyModel, setting: Mapping[str, Any], seed: int
+    ) -> Comparison:
+        """Compare a training with what the reference gives; on the first rank alone.
+
+        Args:
+            recordings: of all ranks.
+            untrained: the second part of what :meth:`record` returned.
+            setting: what of it this release knows.
+
+        Raises:
+            StepCountMismatch: the trainer did not sample, or not step, as its arguments say.
+            ToleranceUnknown: rounding changes the first step so much that nothing can be told.
+        """
+
+
+def trainer_class(subject: str, name: str) -> type:
+    """TRL's trainer of that name, or the corrected one."""
+    import trl
+
+    from pytest_trlcompat import trainers
+
+    chosen: type = getattr(trainers if subject == "corrected" else trl, name)
+    return chosen

@@ -1,0 +1,308 @@
+"""What a recorded training must give, computed by the reference from the same prompts and completions.
+
+Runs inside a rank, or wherever torch is; imports nothing else of the stack.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.conformance.comparison import StepCountMismatch
+from pytest_trlcompat.conformance.conventions import Conventions
+from pytest_trlcompat.conformance.grpo import tools
+from pytest_trlcompat.conformance.grpo.methods import GRPO, Method
+from pytest_trlcompat.conformance.grpo.records import Generated, Recording
+from pytest_trlcompat.conformance.grpo.sampling import LOGGED, logged_numbers, name_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat import reference
+    from pytest_trlcompat.reference import Rollout
+
+__all__ = ["ExpectedTraining", "computed"]
+
+
+@dataclass(frozen=True)
+class ExpectedTraining:
+    """
+    Attributes:
+        steps: of the reference.
+        evaluations: of the reference, in the order of the recording.
+        layouts: of each generation, see :data:`pytest_trlcompat.reference.Layout`.
+        rollouts: of each generation.
+        never_sampled: token ids that no completion may have: those that stand for an image.
+    """
+
+    steps: tuple[Any, ...]
+    evaluations: tuple[Any, ...]
+    layouts: list[list[list[list[int]]]]
+    rollouts: list[Any]
+    settings: Any
+    method: Method = GRPO
+    never_sampled: tuple[int, ...] = ()
+
+
+def settings_of(
+    arguments: Mapping[str, Any], conventions: Conventions, world_size: int, method: Method = GRPO
+) -> reference.SamplingSettings:
+    """The reference's settings from the arguments that a trainer has, and from what holds for its release.
+
+    Args:
+        conventions: of the trainer's release.
+    """
+    names = {each.name for each in fields(method.settings)}
+    chosen = dict(conventions.absent)
+    chosen |= {name: value for name, value in arguments.items() if name in names}
+    if chosen.get("reward_weights") is not None:
+        chosen["reward_weights"] = tuple(chosen["reward_weights"])
+    chosen["lr_scheduler_type"] = str(getattr(chosen["lr_scheduler_type"], "value", chosen["lr_scheduler_type"]))
+    chosen["optim"] = str(getattr(chosen["optim"], "value", chosen["optim"]))
+    chosen.pop("max_prompt_length", None)  # prompts are what generation was given
+    chosen.pop("router_aux_loss_coef", None)  # the model has a say, see _aux_loss_coef
+    if chosen.get("max_steps", -1) < 0:
+        chosen["max_steps"] = None
+    if chosen.get("reward_clip_range") is not None:
+        chosen["reward_clip_range"] = tuple(chosen["reward_clip_range"])
+    undecided = method.undecided(**conventions.undecided)
+    settings: reference.SamplingSettings = method.settings(
+        **{**chosen, "world_size": world_size, "undecided": undecided}
+    )
+    return settings
+
+
+def computed(
+    recordings: Sequence[Recording],
+    policy: torch.nn.Module,
+    tokenizer: Any,
+    rewards: Sequence[Callable[..., Any]],
+    conventions: Conventions,
+    ends: tuple[int, ...],
+    reference_model: Any = None,
+    padded: bool = False,
+    method: Method = GRPO,
+    inputs: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]] | None = None,
+    never_sampled: tuple[int, ...] = (),
+) -> ExpectedTraining:
+    """
+    Args:
+        recordings: of all ranks.
+        policy: as it was before training, in evaluation mode.
+        rewards: functions, as :func:`~pytest_trlcompat.conformance.grpo.objects.rewards_of_reference` has them.
+        ends: token ids that end a completion.
+        reference_model: the policy by default.
+        padded: whether models see rows with padding in front, as in a batch of a trainer.
+        inputs: by the token ids of a prompt, what models are called with beside: its images.
+        never_sampled: token ids that stand for an image.
+
+    Raises:
+        StepCountMismatch: the micro-batches of a generation are not the rows that were sampled, or a group has several
+            prompts.
+    """
+    settings = settings_of(recordings[0].arguments, conventions, len(recordings), method)
+    settings = dataclasses.replace(settings, eos_token_id=ends, pad_token_id=0)
+    settings = dataclasses.replace(settings, router_aux_loss_coef=_aux_loss_coef(recordings[0].arguments, policy))
+    calls = [[each for each in one.generated if not each.evaluation] for one in recordings]
+    if len({len(each) for each in calls}) != 1:
+        raise StepCountMismatch(f"ranks sampled {[len(each) for each in calls]} times")
+    rollouts, layouts = [], []
+    longest = settings.max_completion_length
+    for index, together in enumerate(zip(*calls, strict=True)):
+        rollout = _rollout(together, tokenizer, rewards, targets_of(recordings[0], "training"), longest, inputs)
+        try:
+            rollout.check_groups(settings.num_generations)
+        except ValueError as error:
+            raise StepCountMismatch(f"generation {index}: {error}") from error
+        rollouts.append(rollout)
+        batches = [_of_generation(one, index) for one in recordings]
+        layouts.append(_layout(rollout, batches, settings.micro_batches_per_generation, settings.num_iterations, index))
+    steps = method.train(policy, rollouts, settings, layouts=layouts, reference_model=reference_model, padded=padded)
+    if any(name_of(each) == "reward_logging" for each in rewards):
+        steps = _with_logged(steps)
+    evaluations = tuple(
+        _evaluation(
+            method, recordings, number, policy, steps, tokenizer, rewards, settings, reference_model, padded, inputs
+        )
+        for number in range(len(recordings[0].evaluations))
+    )
+    return ExpectedTraining(steps, evaluations, layouts, rollouts, settings, method, never_sampled)
+
+
+def _aux_loss_coef(arguments: Mapping[str, Any], policy: torch.nn.Module) -> float:
+    """The weight of the auxiliary loss: the argument's, else the one of a model whose config asks for the loss."""
+    config: Any = policy.config
+    if not hasattr(config, "output_router_logits"):
+        return 0.0
+    given = arguments.get("router_aux_loss_coef")
+    return float(given if given is not None else config.router_aux_loss_coef if config.output_router_logits else 0.0)
+
+
+def _with_logged(steps: Sequence[Any]) -> tuple[Any, ...]:
+    """With what :func:`~pytest_trlcompat.conformance.grpo.sampling.reward_logging` logs: the mean of all calls."""
+    found, last = [], None
+    for step in steps:
+        if step.generations[-1] is not last:
+            last = step.generations[-1]
+            numbers = logged_numbers(last.advantages.rewards[:, 0].tolist())
+            if numbers:
+                step = dataclasses.replace(step, logs={**step.logs, LOGGED: sum(numbers) / len(numbers)})
+        found.append(step)
+    return tuple(found)
+
+
+def targets_of(recording: Recording, part: str) -> dict[tuple[int, ...], int]:
+    """By the token ids of a prompt, truncated as ``max_prompt_length`` says, the number in the column ``target``."""
+    limit = recording.arguments.get("max_prompt_length")
+    return {ids if limit is None else ids[-limit:]: target for ids, target in recording.asked[part]}
+
+
+def _of_generation(recording: Recording, index: int) -> list[Any]:
+    """The micro-batches that a rank trained on after its generation ``index`` of training, until the next one."""
+    places = [place for place, each in enumerate(recording.generated) if not each.evaluation]
+    start = places[index]
+    end = places[index + 1] if index + 1 < len(places) else len(recording.generated)
+    return [each for each in recording.micro_batches if not each.evaluation and start <= each.generation < end]
+
+
+def _rollout(
+    together: Sequence[Generated],
+    tokenizer: Any,
+    rewards: Sequence[Callable[..., Any]],
+    known: Mapping[Any, int],
+    longest: int,
+    inputs: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]] | None,
+) -> Rollout:
+    """The rows of all ranks, with the rewards that the functions give them.
+
+    Args:
+        known: the number in the column ``target`` of each prompt.
+        longest: completion, with results of tools.
+    """
+    from pytest_trlcompat import reference
+
+    prompts = [prompt for each in together for prompt in each.prompts]
+    completions = [completion[:longest] for each in together for completion in each.completions]
+    sampled = None
+    said = completions
+    called: list[Any] = [[] for _ in completions]
+    if any(each.sampled is not None for each in together):
+        sampled = [row[:longest] for each in together for row in each.sampled or []]
+        said = [tools.words_of(*each) for each in zip(completions, sampled, strict=True)]
+        called = [tools.called(*each) for each in zip(completions, sampled, strict=True)]
+    texts = [tokenizer.decode(each, skip_special_tokens=True) for each in said]
+    targets = [known.get(tuple(each), 0) for each in prompts]  # one that nobody asked for is found by what it is
+    asked = [tokenizer.decode(each, skip_special_tokens=True) for each in prompts]
+    given = [function(completions=texts, prompts=asked, target=targets, called=called) for function in rewards]
+    names = [name_of(function) for function in rewards]
+    own = [(inputs or {}).get(tuple(each), {}) for each in prompts]
+    return reference.Rollout(prompts, completions, list(zip(*given, strict=True)), names, sampled, own)
+
+
+def _layout(
+    rollout: Rollout, batches: Sequence[Sequence[Any]], micro_batches: int, iterations: int, index: int
+) -> list[list[list[int]]]:
+    """Which rows each rank has in each micro-batch.
+
+    Raises:
+        StepCountMismatch: where they are not all rows once, or iterations differ.
+    """
+    counts = {len(each) for each in batches}
+    if counts != {micro_batches * iterations}:
+        raise StepCountMismatch(
+            f"generation {index} was trained on in {sorted(counts)} micro-batches, "
+            f"and steps_per_generation x num_iterations = {micro_batches * iterations}"
+        )
+    if any(not each.rows for rank in batches for each in rank):  # 0.14 shows no tokens
+        from pytest_trlcompat import reference
+
+        return reference.contiguous_layout(len(rollout.prompts), world_size=len(batches), micro_batches=micro_batches)
+    found = []
+    for iteration in range(iterations):
+        unused = [(tuple(p), tuple(c)) for p, c in zip(rollout.prompts, rollout.completions, strict=True)]
+        layout = []
+        for micro_batch in range(micro_batches):
+            ranks = []
+            for rank in batches:
+                rows = []
+                for prompt, completion in rank[iteration * micro_batches + micro_batch].rows:
+                    place = next((each for each, row in enumerate(unused) if _is(row, prompt, completion)), None)
+                    if place is None:
+                        raise StepCountMismatch(
+                            f"micro-batch {micro_batch} of iteration {iteration} of generation {index} has a row "
+                            f"that was not sampled, or was trained on already: prompt {prompt}, completion {completion}"
+                        )
+                    unused[place] = ((), ())
+                    rows.append(place)
+                ranks.append(rows)
+            layout.append(ranks)
+        found.append(layout)
+    if any(layout != found[0] for layout in found):
+        raise StepCountMismatch(f"iterations over generation {index} have rows in other micro-batches: {found}")
+    return found[0]
+
+
+def _is(row: tuple[tuple[int, ...], tuple[int, ...]], prompt: tuple[int, ...], completion: tuple[int, ...]) -> bool:
+    """Whether a row is this one, whose completion has padding behind it: one and the same token."""
+    rest = completion[len(row[1]) :]
+    return bool(row[0]) and row[0] == prompt and row[1] == completion[: len(row[1])] and len(set(rest)) <= 1
+
+
+def _evaluation(
+    method: Method,
+    recordings: Sequence[Recording],
+    number: int,
+    policy: torch.nn.Module,
+    steps: Sequence[Any],
+    tokenizer: Any,
+    rewards: Sequence[Callable[..., Any]],
+    settings: Any,
+    reference_model: Any,
+    padded: bool,
+    inputs: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]] | None,
+) -> Any:
+    """What an evaluation must give, with the weights that the reference has then."""
+    import torch
+
+    after = recordings[0].evaluations[number][0]
+    then = copy.deepcopy(policy)
+    if after:
+        parameters = dict(then.named_parameters())
+        with torch.no_grad():
+            for name, weight in steps[after - 1].weights.items():
+                parameters[name].copy_(weight)
+    calls = [list(_evaluation_calls(one, number)) for one in recordings]
+    known = targets_of(recordings[0], "evaluation")
+    rollouts = [
+        _rollout(together, tokenizer, rewards, known, settings.max_completion_length, inputs)
+        for together in zip(*calls, strict=True)
+    ]
+    compared = copy.deepcopy(policy if reference_model is None else reference_model)
+    if settings.sync_ref_model:
+        _synchronise(compared, steps[:after], settings)
+    return method.evaluate(then, rollouts, settings, reference_model=compared, padded=padded)
+
+
+def _synchronise(model: torch.nn.Module, steps: Sequence[Any], settings: Any) -> None:
+    """Mix the policy into the reference model as often as these steps do."""
+    import torch
+
+    from pytest_trlcompat import reference
+
+    parameters = dict(model.named_parameters())
+    for number, step in enumerate(steps, 1):
+        if number % settings.ref_model_sync_steps == 0:
+            mixed = reference.mix_weights(step.weights, dict(parameters), settings.ref_model_mixup_alpha)
+            with torch.no_grad():
+                for name, value in mixed.items():
+                    parameters[name].copy_(value)
+
+
+def _evaluation_calls(recording: Recording, number: int) -> Iterator[Generated]:
+    """Evaluations sample equally often, one after the other."""
+    calls = [each for each in recording.generated if each.evaluation]
+    each = len(calls) // len(recording.evaluations)
+    yield from calls[number * each : (number + 1) * each]

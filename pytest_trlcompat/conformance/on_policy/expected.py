@@ -1,0 +1,128 @@
+"""What a recorded training was given, as the reference takes it: settings, episodes, layouts, and models.
+
+Runs inside a rank, or wherever torch is; imports nothing else of the stack.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pytest_trlcompat.conformance.comparison import StepCountMismatch
+from pytest_trlcompat.conformance.conventions import Conventions
+from pytest_trlcompat.conformance.on_policy.records import OnPolicyRecording
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat import reference
+
+__all__ = ["episodes", "layouts", "numbers", "settings_of"]
+
+Settings = TypeVar("Settings", bound="reference.OnPolicySettings")
+
+
+def settings_of(
+    recordings: Sequence[OnPolicyRecording], conventions: Conventions, kind: type[Settings], undecided: Any
+) -> Settings:
+    """The reference's settings for the arguments of all ranks.
+
+    Args:
+        conventions: of the trainer's release.
+        kind: the class of the settings.
+        undecided: the class of what documentation leaves open.
+    """
+    arguments: Mapping[str, Any] = recordings[0].arguments
+    names = {each.name for each in fields(kind)}
+    chosen = {**conventions.absent, **{name: value for name, value in arguments.items() if name in names}}
+    for name in ("lr_scheduler_type", "optim"):
+        chosen[name] = str(getattr(arguments[name], "value", arguments[name]))
+    if chosen.get("warmup_steps") == 0:
+        chosen["warmup_steps"] = arguments.get("warmup_ratio") or 0
+    micro_batch = int(arguments["per_device_train_batch_size"])
+    mini_batch = int(arguments["local_batch_size"]) // int(arguments["num_mini_batches"])
+    chosen["gradient_accumulation_steps"] = max(1, mini_batch // micro_batch)
+    own = {"world_size": len(recordings), "pad_token_id": 0, "eos_token_id": 1}
+    return kind(**{**chosen, **own, "undecided": undecided(**conventions.undecided)})
+
+
+def episodes(recordings: Sequence[OnPolicyRecording]) -> list[reference.Episodes]:
+    """Queries and responses of each batch, of all ranks.
+
+    Raises:
+        StepCountMismatch: there is no batch.
+    """
+    from pytest_trlcompat import reference
+
+    size = int(recordings[0].arguments["local_batch_size"])
+    if len(recordings[0].rows) < size:
+        raise StepCountMismatch("there was no batch")
+    found = []
+    for batch in range(len(recordings[0].rows) // size):
+        rows = [row for one in recordings for row in one.rows[batch * size : (batch + 1) * size]]
+        found.append(reference.Episodes([query for query, _ in rows], [response for _, response in rows]))
+    return found
+
+
+def layouts(
+    recordings: Sequence[OnPolicyRecording], batches: int, settings: reference.OnPolicySettings
+) -> list[list[list[list[list[list[int]]]]]]:
+    """Rows of each batch by epoch, mini-batch, micro-batch and rank, as they were dealt.
+
+    Raises:
+        StepCountMismatch: the micro-batches of a batch are not its rows.
+    """
+    size = int(recordings[0].arguments["local_batch_size"])
+    return [_layout(recordings, batch, size, settings) for batch in range(batches)]
+
+
+def _layout(
+    recordings: Sequence[OnPolicyRecording], batch: int, size: int, settings: reference.OnPolicySettings
+) -> list[list[list[list[list[int]]]]]:
+    epochs, minis, micros = settings.num_ppo_epochs, settings.num_mini_batches, settings.gradient_accumulation_steps
+    ranks = []
+    for rank, one in enumerate(recordings):
+        own = [rows for number, rows in one.micro_batches if number == batch]
+        if len(own) != epochs * minis * micros:
+            raise StepCountMismatch(
+                f"batch {batch} was trained on in {len(own)} micro-batches, not {epochs} x {minis} x {micros}"
+            )
+        sampled = [query + response for query, response in one.rows[batch * size : (batch + 1) * size]]
+        placed = []
+        for start in range(0, len(own), minis * micros):
+            unused: list[Any] = [*sampled]
+            for rows in own[start : start + minis * micros]:
+                places = []
+                for row in rows:
+                    if row not in unused:
+                        raise StepCountMismatch(
+                            f"batch {batch}: a micro-batch has a row that was not sampled or used: {row}"
+                        )
+                    places.append(unused.index(row))
+                    unused[places[-1]] = None
+                placed.append([rank * size + place for place in places])
+        ranks.append(placed)
+    numbers = iter(range(epochs * minis * micros))
+    flat = [[rank[number] for rank in ranks] for number in numbers]
+    each = [flat[start : start + micros] for start in range(0, len(flat), micros)]
+    return [each[start : start + minis] for start in range(0, len(each), minis)]
+
+
+def numbers(model: Any) -> torch.nn.Module:
+    """A model with one label as one that gives a number for each token."""
+    import torch
+
+    class Numbers(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = copy.deepcopy(model).eval()
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            backbone = getattr(self.inner, self.inner.base_model_prefix)
+            output = backbone(input_ids=input_ids, attention_mask=attention_mask)
+            numbers: torch.Tensor = self.inner.score(output.last_hidden_state)
+            return numbers
+
+    return Numbers()

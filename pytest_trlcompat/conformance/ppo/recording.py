@@ -1,0 +1,171 @@
+"""A short PPO training with a setting, and everything of it that the reference computes too.
+
+Runs inside a rank; imports the stack only inside functions. What a trainer does not show from outside is looked at
+where it passes by: the functions of its module that give log-probabilities, values and scores, and whitened advantages;
+the rest as :mod:`~pytest_trlcompat.conformance.on_policy.recording` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from packaging.version import Version
+
+from pytest_trlcompat.conformance.on_policy import recording as on_policy
+from pytest_trlcompat.conformance.on_policy.records import OnPolicyRecording
+from pytest_trlcompat.conformance.ppo import objects
+from pytest_trlcompat.conformance.ppo.expected import Untrained
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat.tiny import TinyModel
+
+__all__ = ["AXES", "record", "unknown"]
+
+AXES: Mapping[str, tuple[Any, ...]] = {
+    "policy": ("", "checkpointing", "generation_settings", "peft_model"),
+    "given": ("", "collator", "no_train_dataset", "no_value_model", "peft_config", "peft_mapping"),
+    "refused": (False, True),
+    "refused_naming": ("", "train_dataset", "value_model", "peft_config"),
+}
+"""What a setting may have beside fields of the config. ``policy``: its gradient checkpointing was switched on before,
+its own generation config has a temperature and the like, or it comes with an adapter. ``given``: a collator of the
+user's own; nothing for an argument without which there is no training; ``peft_mapping``: a mapping in place of PEFT's
+config. ``refused``: as for other trainers."""
+
+
+def unknown(setting: Mapping[str, Any]) -> list[str]:
+    """Which :data:`AXES` of a setting this release does not know, or was not measured with."""
+    if Version(metadata.version("trl")) < Version("0.12"):
+        return [name for name in AXES if setting.get(name)]
+    adapts = setting.get("given") in ("peft_config", "peft_mapping")
+    if adapts and "peft_config" not in inspect.signature(inspect.unwrap(_constructor())).parameters:
+        return ["given"]
+    return []
+
+
+def _constructor() -> Any:
+    return vars(objects.trainer_class("upstream"))["__init__"]
+
+
+def record(
+    subject: str, model: TinyModel, setting: Mapping[str, Any], seed: int = 0
+) -> tuple[OnPolicyRecording, Untrained]:
+    """Train.
+
+    Args:
+        setting: fields of the config; ``stop_token="none"`` stands for none.
+        seed: of queries and responses.
+
+    Returns:
+        What was recorded, and the models as they were before.
+    """
+    values = on_policy.arguments_of({name: each for name, each in setting.items() if name not in AXES})
+    on_policy.seeded()
+    # Releases before 0.17 have num_mini_batches times as many rows in a batch.
+    rows = on_policy.rows_of_batches() * values.get("num_mini_batches", 1)
+    collated: list[int] = []
+    arguments = {
+        "train_dataset": on_policy.queries(model.words, rows, seed),
+        **_arguments(model, setting, collated),
+    }
+    trainer = objects.build_trainer(subject, model, arguments=arguments, **values)
+    trained = trainer.accelerator.unwrap_model(trainer.model)
+    reference_model = getattr(trainer, "ref_model", None) or trainer.ref_policy
+    on_policy.move(reference_model, seed=3)
+    models = (trained.policy, trained.value_model, trainer.reward_model, reference_model)
+    before = Untrained(*(copy.deepcopy(each).cpu() for each in models))
+    found = on_policy.recording(trainer)
+    found.asked = {name: values[name] for name in ("run_name",) if name in values}
+    with (
+        on_policy.fixed_responses(model.words, found, seed),
+        _watched_functions(trainer, found),
+        on_policy.watched_training(trainer, trained, found),
+        on_policy.few_objects(),
+    ):
+        trainer.train()
+    found.logs = objects.logged(trainer)
+    found.collated = sum(collated) if setting.get("given") == "collator" else None
+    return found, before
+
+
+def _arguments(model: TinyModel, setting: Mapping[str, Any], collated: list[int]) -> dict[str, Any]:
+    """What the trainer is given in place of, or beside what every training has.
+
+    Args:
+        collated: where the user's own collator keeps of how many rows it made a batch.
+    """
+    found: dict[str, Any] = {}
+    policy, given = setting.get("policy"), setting.get("given")
+    if policy:
+        found["model"] = objects.load_models(model).model
+    if policy == "generation_settings":
+        found["model"].generation_config.update(temperature=0.3, top_k=7, top_p=0.8, repetition_penalty=1.3)
+    elif policy == "checkpointing":
+        found["model"].gradient_checkpointing_enable()
+    elif policy == "peft_model":
+        from peft import get_peft_model
+
+        found["model"] = get_peft_model(found["model"], objects.lora())
+    if given in ("no_train_dataset", "no_value_model"):
+        found[given.removeprefix("no_")] = None if given == "no_train_dataset" else objects.OMITTED
+    elif given in ("peft_config", "peft_mapping"):
+        found["peft_config"] = objects.lora() if given == "peft_config" else {"r": 4}
+    elif given == "collator":
+        found["data_collator"] = on_policy.collator(model.tokenizer, collated)
+    return found
+
+
+@contextlib.contextmanager
+def _watched_functions(trainer: Any, found: OnPolicyRecording) -> Iterator[None]:
+    """Keep what the functions give that the trainer's module calls by a name of its own."""
+    import sys
+    from unittest import mock
+
+    import torch
+
+    from pytest_trlcompat.trainers.curing.trl_ppo import ppo_trainer_class
+
+    module = sys.modules[inspect.unwrap(ppo_trainer_class().train).__module__]
+    expected = "logprobs"
+
+    def log_softmax(logits: torch.Tensor, index: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal expected
+        given: torch.Tensor = originals["selective_log_softmax"](logits, index, *args, **kwargs)
+        if torch.is_grad_enabled():
+            found.see("new_logprobs", given)
+        else:  # of each part of a batch first the policy's, then the reference model's
+            found.see(expected, given)
+            expected = "reference_logprobs" if expected == "logprobs" else "logprobs"
+        return given
+
+    def reward(model: Any, ids: torch.Tensor, pad: int, context_length: int) -> Any:
+        given = originals["get_reward"](model, ids, pad, context_length)
+        if model is trainer.reward_model:
+            found.see("scores", given[1].reshape(-1))
+        else:
+            found.see("values", given[0][:, context_length - 1 : -1].squeeze(-1))
+        return given
+
+    def whiten(values: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
+        given: torch.Tensor = originals["masked_whiten"](values, mask, shift_mean)
+        # The first call of a batch is for rewards, where these are whitened.
+        if trainer.args.whiten_rewards and found.of_batch("rewards", found.batch) is None:
+            found.see("rewards", values)
+            found.see("whitened_rewards", given)
+        else:
+            found.see("estimates", values)
+            found.see("advantages", given)
+            found.see("mask", mask)
+        return given
+
+    watched = {"selective_log_softmax": log_softmax, "get_reward": reward, "masked_whiten": whiten}
+    originals = {name: getattr(module, name) for name in watched if hasattr(module, name)}
+    with mock.patch.dict(vars(module), {name: watched[name] for name in originals}):
+        yield

@@ -1,0 +1,225 @@
+"""Ranks that train several times in one launch begin the next training together, or not at all. Runs inside the ranks.
+
+A rank that goes on after an exception may leave the others in a collective that it never joins: what it begins next
+would meet them there, and they would exchange numbers of different trainings. So each rank says how a training ended
+for it, in a store that no process group uses, before it goes on.
+
+Imports the stack only inside functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_trlcompat.accelerator import artefacts
+from pytest_trlcompat.conformance import refusals
+from pytest_trlcompat.launch.result import is_of_ended_peer
+
+__all__ = ["BEGINS", "ENDS", "FAILED_ON", "PATIENCE", "RankDesynchronised", "in_turn", "training"]
+
+PATIENCE = 10.0
+"""Seconds that a rank whose training ended waits for the others, once one has failed: those that only come later to the
+same place need less. What is found does not depend on it."""
+BEGINS, ENDS = "trlcompat begins ", "trlcompat ends"
+"""What a rank prints to stderr: with the name of each training, and after the last. One that hangs is known by it."""
+FAILED_ON = "failed_on_ranks"
+"""What is found of a training that ranks ended differently, beside what it is else: those that failed by themselves."""
+_POLL = 0.01
+
+
+class RankDesynchronised(RuntimeError):
+    """A training ended in an exception on this rank while others still wait for it: the launch must end.
+
+    Attributes:
+        name: of the training.
+        found: the results of all trainings until now, that one included.
+    """
+
+    def __init__(self, name: str, found: dict[str, dict[str, Any]]) -> None:
+        super().__init__(name, found)
+        self.name, self.found = name, found
+
+    def __str__(self) -> str:
+        each = self.found[self.name]
+        where = ", ".join(map(str, each[FAILED_ON]))
+        return f"{self.name!r} ended on rank {where} alone: {each.get('failure')}"
+
+
+@dataclass
+class _Ended:
+    """How a training ended on one rank.
+
+    Attributes:
+        text: of the exception; ``None`` without one, and where it only was that another rank had left.
+        place: where it was raised, by its class and every line of its traceback; empty where all went well.
+        meant: whether it is no crash, but was raised on purpose; ``phase``: when; see :mod:`.refusals`.
+    """
+
+    text: str | None = None
+    place: str = ""
+    meant: bool = False
+    phase: str = ""
+
+
+@dataclass
+class _Ranks:
+    """
+    Attributes:
+        number: of trainings that have begun.
+        failed: the ranks that failed by themselves in the last one, where not all did so at the same place.
+        parted: whether the next collective of this rank would meet another one's in the wrong training.
+        awaited: whether others have not ended the last training.
+        disturbed: whether a collective failed: what ranks had begun to send may wait for the next one, in the next
+            training.
+    """
+
+    rank: int
+    size: int
+    store: Any
+    number: int = 0
+    failed: list[int] = field(default_factory=list)
+    parted: bool = False
+    awaited: bool = False
+    disturbed: bool = False
+
+    def begin(self) -> None:
+        assert not self.parted, "ranks that are out of step cannot train"
+        assert not self.disturbed, "what a collective that failed has sent would reach this training"
+        self.number += 1
+        self.store.set(self._key("begun", self.rank), "")
+
+    def has_left(self) -> bool:
+        """Whether a rank has left the others behind."""
+        return any(self.store.check([self._key("left", rank)]) for rank in range(self.size))
+
+    def end(self, mine: _Ended) -> _Ended:
+        """Say how the training ended here, and hear how it did elsewhere.
+
+        Returns:
+            How it ended: on this rank where all failed at the same place, else on the first rank that failed by itself.
+        """
+        self.store.set(self._key("ended", self.rank), json.dumps(vars(mine)))
+        known = self._heard()
+        self.awaited = len(known) < self.size
+        self.parted = self.awaited or len({each.place for each in known.values()}) > 1
+        if not self.parted:
+            return mine
+        every = {rank: each for rank, each in known.items() if each.text is not None}
+        own = {rank: each for rank, each in every.items() if not is_of_ended_peer(str(each.text))} or every
+        self.failed = sorted(own)
+        if self.awaited:
+            self.store.set(self._key("left", self.rank), "")
+        return next((own[rank] for rank in self.failed), _Ended("RuntimeError: another rank left this training"))
+
+    def _heard(self) -> dict[int, _Ended]:
+        """How it ended on each rank: on all, or on those that have said it when the others could have, too."""
+        deadline: float | None = None
+        while True:
+            known = {rank: self._read(rank) for rank in range(self.size) if self._has("ended", rank)}
+            if len(known) == self.size:
+                return known
+            if any(each.place for each in known.values()):
+                if deadline is None and all(self._has("begun", rank) for rank in range(self.size)):
+                    deadline = time.monotonic() + PATIENCE
+                if deadline is not None and time.monotonic() > deadline:
+                    return known
+            time.sleep(_POLL)
+
+    def _has(self, what: str, rank: int) -> bool:
+        return bool(self.store.check([self._key(what, rank)]))
+
+    def _read(self, rank: int) -> _Ended:
+        return _Ended(**json.loads(self.store.get(self._key("ended", rank))))
+
+    def _key(self, what: str, rank: int) -> str:
+        return f"trlcompat/training-{self.number}/{what}/{rank}"
+
+
+_met: list[_Ranks] = []
+"""The ranks of the launch, once they are known: a rank is a process of one launch."""
+
+
+def _ranks() -> _Ranks | None:
+    """``None`` where there is but one."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return None
+    if not _met:
+        import torch
+
+        store, _, _ = next(torch.distributed.rendezvous("env://"))
+        _met.append(_Ranks(int(os.environ["RANK"]), size, store))
+    return _met[0]
+
+
+@contextlib.contextmanager
+def training() -> Iterator[dict[str, Any]]:
+    """Catch what a training raises, and keep it as ``text``, with ``meant`` and ``phase``
+    as :mod:`.refusals` says; then wait for the other ranks.
+
+    Where they ended differently the text is that of the rank that failed, on all of them; :func:`in_turn` then ends.
+    """
+    ranks, ended, found = _ranks(), _Ended(), dict[str, Any]()
+    if ranks is not None:
+        ranks.begin()
+    try:
+        yield found
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        if ranks is not None and ranks.has_left():
+            ended = _Ended(None, "freed")
+        else:
+            if ranks is not None:
+                ranks.disturbed = _is_of_a_collective(error)
+            kind = refusals.is_meant(error), refusals.phase(error)
+            ended = _Ended(artefacts.error_text(error), _place(error), *kind)
+    if ranks is not None:
+        ended = ranks.end(ended)
+    if ended.text is not None:
+        found |= {"text": ended.text, "meant": ended.meant, "phase": ended.phase}
+
+
+def _is_of_a_collective(error: BaseException) -> bool:
+    import torch
+
+    return isinstance(error, torch.distributed.DistError)
+
+
+def _place(error: BaseException) -> str:
+    lines = (f"{each.f_code.co_filename}:{line}" for each, line in traceback.walk_tb(error.__traceback__))
+    return " < ".join([type(error).__name__, *lines])
+
+
+def in_turn(names: Iterable[str], results: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    """Names to train for, one after the other, as long as the ranks are in step.
+
+    Args:
+        results: where the caller puts, before it asks for the next name, what this one's training gave. It trains
+            within :func:`training`, once or not at all; what follows that must need no other rank where it gave a text.
+            The last one is a training that the ranks ended differently, if they did: it then gets :data:`FAILED_ON`;
+            or one in which a collective failed on all of them. Names after it are missing.
+
+    Raises:
+        RankDesynchronised: other ranks wait for this one in such a training.
+    """
+    for name in names:
+        print(f"{BEGINS}{name}", file=sys.stderr, flush=True)
+        yield name
+        ranks = _met[0] if _met else None
+        if ranks is not None and ranks.parted:
+            results[name][FAILED_ON] = ranks.failed
+            if ranks.awaited:
+                raise RankDesynchronised(name, dict(results))
+            break
+        if ranks is not None and ranks.disturbed:
+            break
+    print(ENDS, file=sys.stderr, flush=True)

@@ -1,0 +1,123 @@
+"""What a recorded training on the rows of a dataset must give, computed by the reference from the same rows.
+
+Runs inside a rank, or wherever torch is; imports nothing else of the stack.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pytest_trlcompat.conformance.comparison import StepCountMismatch
+from pytest_trlcompat.conformance.conventions import Conventions
+from pytest_trlcompat.conformance.supervised.hooks import SupervisedHooks
+from pytest_trlcompat.conformance.supervised.records import Recording
+
+if TYPE_CHECKING:
+    import torch
+
+    from pytest_trlcompat import reference
+
+__all__ = ["ExpectedTraining", "computed", "settings_from"]
+
+Settings = TypeVar("Settings", bound="reference.SupervisedSettings")
+
+
+@dataclass(frozen=True)
+class ExpectedTraining:
+    """
+    Attributes:
+        starts: of each step, how many micro-batches a rank had before it.
+        evaluations: in the order of the recording.
+    """
+
+    settings: reference.SupervisedSettings
+    steps: tuple[reference.SupervisedStep, ...]
+    starts: tuple[int, ...]
+    evaluations: tuple[reference.SupervisedEvaluation, ...]
+
+
+def settings_from(
+    settings_class: type[Settings],
+    undecided_class: type[reference.SupervisedUndecided],
+    arguments: Mapping[str, Any],
+    conventions: Conventions,
+    world_size: int,
+    **changed: Any,
+) -> Settings:
+    """The reference's settings from the arguments that a trainer has, and from what holds for its release.
+
+    Args:
+        conventions: of the trainer's release.
+        changed: what the adapter says in place of an argument.
+    """
+    names = {each.name for each in fields(settings_class)}
+    chosen = dict(conventions.absent)
+    chosen |= {name: value for name, value in arguments.items() if name in names}
+    for name in ("lr_scheduler_type", "optim"):
+        chosen[name] = str(getattr(chosen[name], "value", chosen[name]))
+    if not chosen.get("warmup_steps"):
+        chosen["warmup_steps"] = arguments.get("warmup_ratio") or 0
+    if chosen.get("max_steps", -1) < 0:
+        chosen["max_steps"] = None
+    undecided = undecided_class(**conventions.undecided)
+    return settings_class(**{**chosen, "world_size": world_size, "undecided": undecided, **changed})
+
+
+def computed(
+    recordings: Sequence[Recording],
+    adapter: SupervisedHooks,
+    models: tuple[torch.nn.Module, ...],
+    conventions: Conventions,
+) -> ExpectedTraining:
+    """
+    Args:
+        recordings: of all ranks.
+        models: of :meth:`~pytest_trlcompat.conformance.supervised.hooks.SupervisedHooks.models`.
+
+    Raises:
+        StepCountMismatch: ranks had unequal numbers of micro-batches, or there was no step.
+    """
+    from pytest_trlcompat import reference
+
+    models = copy.deepcopy(models)
+    settings = adapter.settings(recordings[0].arguments, conventions, len(recordings), models)
+    counts = {tuple(each.micro_batches for each in one.steps) for one in recordings}
+    if len(counts) != 1 or not recordings[0].steps:
+        raise StepCountMismatch(f"until each step, ranks had {sorted(counts)} micro-batches")
+    ends = next(iter(counts))
+    starts = (0, *ends[:-1])
+    training = [one.training for one in recordings]
+    batches = [
+        [[rank[number].rows for rank in training] for number in range(start, end)]
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    if not all(batches):
+        raise StepCountMismatch(f"a step had no micro-batch; until each step there were {ends}")
+    objective, after_step = adapter.objective(models, settings), adapter.after_step(models, settings)
+    evaluated: dict[int, reference.SupervisedEvaluation] = {}
+
+    def evaluations_after(policy: Any, made: int) -> None:
+        for number, (after, _) in enumerate(recordings[0].evaluations):
+            if after == made:
+                evaluated[number] = reference.supervised_evaluate(
+                    policy, _evaluation_batches(recordings, number), settings, objective
+                )
+
+    def step_made(policy: Any, made: int) -> None:
+        if after_step is not None:
+            after_step(policy, made)
+        evaluations_after(policy, made)
+
+    evaluations_after(models[0], 0)
+    steps = reference.supervised_train(models[0], batches, settings, objective, after_step=step_made)
+    return ExpectedTraining(settings, steps, starts, tuple(evaluated[number] for number in sorted(evaluated)))
+
+
+def _evaluation_batches(recordings: Sequence[Recording], number: int) -> list[list[Any]]:
+    own = [[each.rows for each in one.micro_batches if each.evaluation == number] for one in recordings]
+    if len({len(each) for each in own}) != 1 or not own[0]:
+        raise StepCountMismatch(f"in evaluation {number} ranks had {[*map(len, own)]} batches")
+    return [list(ranks) for ranks in zip(*own, strict=True)]
