@@ -159,6 +159,20 @@ def test_a_made_class_is_pickled_by_what_it_was_made_of() -> None:
         assert done.stdout.splitlines()[-1] == f"Trainer object {len(KINDS['trainer']) - 1} False"
 
 
+@GRPO
+def test_a_corrected_trainer_is_pickled_by_its_name_also_into_a_process_that_has_not_made_it() -> None:
+    assert (trainers.GRPOTrainer.__module__, trainers.GRPOTrainer.__qualname__) == (
+        "pytest_trlcompat.trainers.corrected",
+        "GRPOTrainer",
+    )
+    assert pickle.loads(pickle.dumps(trainers.GRPOTrainer)) is trainers.GRPOTrainer
+    code = "import pickle, sys; print(len(pickle.loads(bytes.fromhex(sys.argv[1])).cures))"
+    command = [sys.executable, "-c", code, pickle.dumps(trainers.GRPOTrainer).hex()]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(len(KINDS["grpo"]))
+
+
 @pytest.mark.parametrize("name", ["curd", "cured()", "cured(transformers/trainer)"])
 def test_names_of_no_made_class_are_not_there(name: str) -> None:
     from pytest_trlcompat.trainers.curing import compose
