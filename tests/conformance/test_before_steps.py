@@ -1,4 +1,4 @@
-"""What is compared of PPO and the first RLOO before a model has computed anything: arguments, how tokens are drawn."""
+"""What is compared of PPO and the legacy RLOO before a model has computed anything: arguments, how tokens are drawn."""
 
 from __future__ import annotations
 

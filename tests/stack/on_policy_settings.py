@@ -1,4 +1,4 @@
-"""Settings that decide when the training loop of PPO, and of the first RLOO, steps."""
+"""Settings that decide when the training loop of PPO, and of the legacy RLOO, steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recorded training of the first RLOO must give, computed by the reference from the same queries and responses.
+"""What a recorded training of the legacy RLOO must give, computed by the reference from the same queries and responses.
 
 Runs inside a rank, or wherever torch is; imports nothing else of the stack.
 """

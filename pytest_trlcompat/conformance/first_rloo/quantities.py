@@ -1,4 +1,4 @@
-"""The quantities of a training of the first RLOO, in the order in which its steps make them.
+"""The quantities of a training of the legacy RLOO, in the order in which its steps make them.
 
 Runs inside a rank, or wherever torch is.
 """

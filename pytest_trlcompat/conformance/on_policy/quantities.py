@@ -1,4 +1,4 @@
-"""Quantities that PPO and the first RLOO have in common: of the reference and of a recording.
+"""Quantities that PPO and the legacy RLOO have in common: of the reference and of a recording.
 
 Runs inside a rank, or wherever torch is.
 """

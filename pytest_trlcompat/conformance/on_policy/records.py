@@ -1,4 +1,4 @@
-"""What is kept of a training with PPO, or with the first RLOO. Imports nothing of the stack at its start."""
+"""What is kept of a training with PPO, or with the legacy RLOO. Imports nothing of the stack at its start."""
 
 from __future__ import annotations
 
