@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import json
+import operator
 import os
 from pathlib import Path
 
@@ -61,6 +64,8 @@ def test_the_first_prediction_that_applies_to_a_cell_is_the_catalogues(measured:
     for entry in itertools.islice(known_issues.load().values(), 0, None, 7):
         for label in () if entry.is_search else entry.labels():
             predicted = measured.predicted(entry, label)
+            sets = [those for _, those in predicted]
+            assert sum(sets) == functools.reduce(operator.or_, sets, 0), "one prediction decides for a cell"
             for number, each in enumerate(cells):
                 first = next((prediction for prediction, those in predicted if those >> number & 1), None)
                 assert first is entry.predict("upstream", label, each.versions), (entry.id, label, each.id)
@@ -84,6 +89,14 @@ def test_the_cells_with_a_version() -> None:
     assert measured.where("torch", parse("").covers) == 0
     assert measured.gave("one", "single", Verdict.BROKEN) == 0b001
     assert measured.predicted(catalog["one"], "zero3") == [(catalog["one"].predictions[0], 0b001)]
+
+
+def test_an_error_counts_as_stopped_only_where_failures_were_not_attributed() -> None:
+    catalog = Catalog({"one": issue(predict("broken", trl="<0.18"))})
+    new, old = cell("0.15.2", single="error"), dataclasses.replace(cell("0.16.0", single="error"), attributed=False)
+    measured = Measurements.of(catalog, Evidence("2026-11-21", (new, old)))
+    assert measured.gave("one", "single", Verdict.ERROR) == 0b11
+    assert measured.gave("one", "single", Verdict.BLOCKED) == 0b10
 
 
 @pytest.fixture
