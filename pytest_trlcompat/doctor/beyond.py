@@ -8,13 +8,16 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from pytest_trlcompat import _data
 from pytest_trlcompat.catalog.ranges import ALL, Range, at, minor_release
-from pytest_trlcompat.doctor.neighbours import Neighbours
 from pytest_trlcompat.doctor.stack_spec import ORDER, StackSpec
+
+if TYPE_CHECKING:  # pytest's header asks for torch alone, and imports neither the measurements nor the trainers
+    from pytest_trlcompat.doctor.neighbours import Neighbours
 
 __all__ = ["describe", "other_python", "other_torch", "torch_of_same_pins", "unmeasured_releases"]
 
