@@ -6,6 +6,7 @@ what was read and checked before. Imports no package of the stack.
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,6 @@ from pytest_trlcompat.catalog.issue import (
 )
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.conformance import rows
-from pytest_trlcompat.trainers.curing.names import module_named
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -45,6 +45,7 @@ BOTH = "both"
 
 _ABSENT = "absent.toml"
 """The file of that folder that says which releases lack a trainer, for all of its issues."""
+_PACKAGE = Path(__file__).parents[1]
 PREDICTION = re.compile(r"\s*\{.*\bverdict *=")
 """A line of an issue's file that holds a prediction."""
 
@@ -242,13 +243,13 @@ def _issue(entry: Mapping[str, Any], written: Written) -> KnownIssue:
         severity=_severity(entry),
         upstream=_lines(entry, "upstream"),
         suite=_line(entry, "suite"),
-        cure=module_named(_line(entry, "cure", may_be_empty=True)),
+        cure=_cure(_line(entry, "cure", may_be_empty=True)),
         symptoms=tuple(_symptom(raw) for raw in entry.get("symptom", [])),
         predictions=tuple(_predictions([*absences, *entry["prediction"]], len(absences), written.entries)),
         strategies=(*_lines(entry, "strategies", default=()), *_labels_of_settings(entry.get("settings", {}))),
         needs=_lines(entry, "needs", default=()),
         without_trainer=_lines(entry, "without_trainer", default=()),
-        cure_with=tuple(map(module_named, _lines(entry, "cure_with", default=()))),
+        cure_with=tuple(map(_cure, _lines(entry, "cure_with", default=()))),
         workaround=_line(entry, "workaround") if "workaround" in entry else "",
         trainers=_trainers(entry),
         differences=tuple(_difference(raw) for raw in entry.get("difference", [])),
@@ -265,6 +266,22 @@ def _issue(entry: Mapping[str, Any], written: Written) -> KnownIssue:
         except ValueError as error:
             raise _PredictionError(number, str(error)) from error
     return issue
+
+
+def _cure(name: str) -> str:
+    """The full name of the module that an entry calls by its last part: ``fsdp_save``; empty for an empty name."""
+    if not name:
+        return ""
+    if name not in _cures():
+        raise ValueError(f"no module of pytest_trlcompat.trainers is called {name}: give its name without its folder")
+    return _cures()[name]
+
+
+@functools.cache
+def _cures() -> Mapping[str, str]:
+    """By the last part of their names, which no other has, the modules of ``trainers``: found without importing it."""
+    modules = (path.relative_to(_PACKAGE.parent) for path in _PACKAGE.joinpath("trainers").glob("[a-z]*/[a-z]*.py"))
+    return {path.stem: ".".join(path.with_suffix("").parts) for path in modules if path.parent.name != "curing"}
 
 
 def _predictions(

@@ -117,6 +117,11 @@ def test_strategy_and_range_limit_a_prediction(tmp_path: Path) -> None:
     assert issue.predict("upstream", "fsdp1", {"trl": "1.0"}) is None
 
 
+def test_an_entry_names_its_cure_by_the_last_part_of_its_module(tmp_path: Path) -> None:
+    issue = known_issues.load(write(tmp_path, ENTRY)).get_issue("one")
+    assert issue.cure == "pytest_trlcompat.trainers.checkpoints.resuming"
+
+
 def test_a_symptom_is_a_type_and_a_text(tmp_path: Path) -> None:
     issue = known_issues.load(write(tmp_path, ENTRY)).get_issue("one")
     assert issue.shows(("OutOfMemoryError", "RuntimeError", "Exception"), "all tensors to be on the same device")
@@ -134,6 +139,16 @@ def test_a_symptom_is_a_type_and_a_text(tmp_path: Path) -> None:
         ('suite = "test_one.py"', "", "issue one: missing key 'suite'"),
         ('workaround = "r"', 'cured_in = "trl 1.0"', "issue one: unknown key cured_in"),
         ('title = "t"', 'titel = "t"', "issue one: unknown key titel"),
+        (
+            'cure = "resuming"',
+            'cure = "resumings"',
+            "no module of pytest_trlcompat.trainers is called resumings: give its name",
+        ),
+        (
+            'cure = "resuming"',
+            'cure = "pytest_trlcompat.trainers.checkpoints.resuming"',
+            "no module of pytest_trlcompat.trainers is called pytest_trlcompat.trainers.checkpoints.resuming: give its",
+        ),
         ('text = "on', 'text = "(on', "issue one: missing \\)"),
         ('trl = "<1.0"', 'trl = ">=1.0,<0.9"', "issue one: no version of trl lies in the range '>=1.0,<0.9'"),
         ('["fsdp1*"]', '["fsdp3*"]', "issue one: strategy pattern 'fsdp3\\*' matches none of single, ddp, "),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_trlcompat import trainers
-from pytest_trlcompat.trainers.curing.names import MODULES, module_named, names_of, paths
+from pytest_trlcompat.trainers.curing.names import MODULES, names_of, paths
 from pytest_trlcompat.trainers.curing.stub import stub, write
 
 FOLDER = Path(trainers.__file__).parent
@@ -71,16 +71,9 @@ def test_a_star_import_leaves_out_what_some_releases_of_trl_lack() -> None:
     )
 
 
-def test_a_module_is_found_by_the_last_part_of_its_name_which_no_other_has() -> None:
+def test_no_two_modules_have_the_same_last_part_of_their_names() -> None:
     last_parts = [module.rpartition(".")[2] for _, module in paths()]
     assert sorted(set(last_parts)) == sorted(last_parts)
-    assert module_named("fsdp_save") == "pytest_trlcompat.trainers.fsdp.fsdp_save"
-    assert module_named("") == ""
-    for name in ("fsdp_saves", "pytest_trlcompat.trainers.fsdp.fsdp_save"):
-        with pytest.raises(
-            ValueError, match=rf"^no module of pytest_trlcompat.trainers is called {name}: give its name"
-        ):
-            module_named(name)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

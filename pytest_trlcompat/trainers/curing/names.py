@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-__all__ = ["FOLDER", "MODULES", "PLACES", "module_named", "names_of", "paths"]
+__all__ = ["FOLDER", "MODULES", "PLACES", "names_of", "paths"]
 
 FOLDER = Path(__file__).parents[1]
 """Of the package. A folder in it is a topic, but for that of this module."""
@@ -60,19 +60,6 @@ for _path, _module in paths():
 
 MODULES: Mapping[str, str] = MappingProxyType(dict(sorted(_MODULES.items())))
 """Each public name to the module of this package that defines it, ``FSDPSaveMixin`` to ``fsdp.fsdp_save``."""
-
-
-def module_named(name: str) -> str:
-    """The full name of the module that the catalogue calls by its last part: ``fsdp_save``; empty for an empty name.
-
-    Raises:
-        ValueError: no module of this package that defines a public name is called so; or it is a path.
-    """
-    if not name:
-        return ""
-    if "." in name or not (names := names_of(name)):
-        raise ValueError(f"no module of pytest_trlcompat.trainers is called {name}: give its name without its folder")
-    return f"pytest_trlcompat.trainers.{MODULES[names[0]]}"
 
 
 def names_of(module: str) -> tuple[str, ...]:
