@@ -129,6 +129,7 @@ def test_what_the_index_was_made_from_changes_with_each_file(tmp_path: Path) -> 
 def test_what_the_reader_imports_is_part_of_what_the_index_was_made_from() -> None:
     sources = {Path(path).relative_to(ROOT).as_posix() for path in index._sources(known_issues.SOURCE)}
     assert {"pytest_trlcompat/catalog/reading.py", "pytest_trlcompat/conformance/grpo/rows.toml"} <= sources
+    assert "pytest_trlcompat/trainers/fsdp/fsdp_save.py" in sources  # whose folder is part of what the index says
     text = Path(reading.__file__).read_text()
     imported = set(re.findall(r"from pytest_trlcompat(?:\.(\w+))? import (\w+)", text))
     named = {f"pytest_trlcompat/{f'{package}/' if package else ''}{name}.py" for package, name in imported}
