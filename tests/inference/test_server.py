@@ -24,7 +24,7 @@ from pytest_trlcompat.inference import serving
 from pytest_trlcompat.inference.server import ServerError, VLLMServer
 
 COMMAND = """
-import argparse, http.server, importlib.metadata, json, os, subprocess, sys
+import argparse, http.server, importlib.metadata, json, os, subprocess, sys, time
 
 parser = argparse.ArgumentParser()
 for name in ("model", "host", "port", "distributed_executor_backend", "max_model_len"):
@@ -32,6 +32,8 @@ for name in ("model", "host", "port", "distributed_executor_backend", "max_model
 found = parser.parse_args()
 if found.model == "broken":
     sys.exit("there is no such model")
+if found.model == "silent":
+    time.sleep(600)
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)  # an engine
 seen = {"version": importlib.metadata.version("vllm"), "TMPDIR": os.environ["TMPDIR"]}
 print(json.dumps({**vars(found), **seen}), flush=True)
@@ -160,7 +162,7 @@ def test_one_that_does_not_start_says_what_it_printed(environment: dict[str, str
 def test_one_that_does_not_answer_is_ended(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_START_TIMEOUT", 0.0)
     with pytest.raises(ServerError, match="did not answer within 0 s"):
-        VLLMServer("model", environment)
+        VLLMServer("silent", environment)  # however late the first look comes, there is no answer
 
 
 @pytest.mark.parametrize("option", ["--max_model_len", "max-model-len", "port", "model", "host", ""])
