@@ -21,6 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from pytest_trlcompat.stack import TELLING  # noqa: E402
 from pytest_trlcompat.trainers.logprobs.own_logits import _checking  # noqa: E402
 
 __all__ = ["main"]
@@ -52,7 +53,7 @@ SMALL = {
 def main() -> int:
     warnings.filterwarnings("ignore")
     logging.disable(logging.CRITICAL)
-    print(", ".join(f"{name} {metadata.version(name)}" for name in ("trl", "transformers", "torch")))
+    print(", ".join(f"{name} {metadata.version(name)}" for name in TELLING))
     counts: Counter[str] = Counter()
     for name, model in _models():
         said = "not built" if model is None else _said(model)

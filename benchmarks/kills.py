@@ -37,6 +37,7 @@ from benchmarks.launching.training import train  # noqa: E402 - needs the lines 
 from benchmarks.soak import family  # noqa: E402
 from pytest_trlcompat import _processes  # noqa: E402
 from pytest_trlcompat.launch import Launcher, LaunchError, LaunchWarning  # noqa: E402
+from pytest_trlcompat.strategies import DISTINCT  # noqa: E402
 from pytest_trlcompat.tiny import TinyModel, qwen2  # noqa: E402
 from suites.in_rank.models import save_model  # noqa: E402
 
@@ -44,7 +45,6 @@ KILLED_SHARE = 0.1
 TRAINED_SHARE = 0.05
 COLD_EVERY = 100
 """One launch of so many is cold, since it takes as long as forty warm ones; half of these are killed."""
-TRAINED_UNDER = ("single", "ddp", "zero2", "zero3", "fsdp1", "fsdp2")
 SIGNALS = (signal.SIGKILL,) * 12 + (signal.SIGSEGV, signal.SIGTERM, signal.SIGABRT, signal.SIGSTOP)
 TIMEOUT = 60.0
 STOPPED_TIMEOUT = 5.0
@@ -87,7 +87,7 @@ def plan(seed: int, number: int, usual: dict[str, float]) -> Plan:
     chance = random.Random(f"{seed} {number}")
     cold = number % COLD_EVERY == 0
     kind = "cold" if cold else "training" if chance.random() < TRAINED_SHARE else "collective"
-    strategy = chance.choice(TRAINED_UNDER) if kind == "training" else "ddp"
+    strategy = chance.choice(DISTINCT) if kind == "training" else "ddp"
     size = 1 if strategy == "single" else 4 if kind == "collective" and chance.random() < 0.1 else 2
     killed = chance.random() < (0.5 if cold else KILLED_SHARE)
     victim = chance.choice(("command", "keeper", "rank") if cold else ("rank",) * 5 + ("server",)) if killed else ""
@@ -153,7 +153,7 @@ class Killer:
 
 def victims_of(launch: Launcher, what: str) -> list[int]:
     """The processes that may be hit now."""
-    server = next(iter(launch._servers.values()), None)
+    server = next(iter(launch._servers), None)
     if what == "server":
         return [] if server is None else [server._process.pid]
     if what == "rank" and server is not None and (forked := _children(server._process.pid)):
@@ -202,7 +202,7 @@ class Soak:
     def prepare(self) -> None:
         """Learn what the trainings must give, and how long each kind takes."""
         self.launch(save_model, self.model, strategy="single")
-        for name in TRAINED_UNDER:
+        for name in DISTINCT:
             self.expected[name] = self.launch(train, self.model, 1, strategy=name).values
         for kind in ("collective", "training"):
             started = time.monotonic()
@@ -257,7 +257,7 @@ class Soak:
 
     def _look_around(self, chosen: Plan) -> None:
         """Between launches there are this process, what removes its folder, and the server, which sleeps."""
-        server = next(iter(self.launch._servers.values()), None)
+        server = next(iter(self.launch._servers), None)
         ours = {os.getpid(), server._process.pid if server else 0, self.launch._folder._cleaner.pid}  # type: ignore[union-attr]
         for pid in set(family(os.getpid())) - ours:
             self._found(f"{chosen}: process {pid} was left: {_command_line(pid)!r}")

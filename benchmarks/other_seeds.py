@@ -27,12 +27,11 @@ from pytest_trlcompat.conformance import rows  # noqa: E402
 from pytest_trlcompat.conformance.training import conformance_model  # noqa: E402
 from pytest_trlcompat.launch import Launcher, LaunchError  # noqa: E402
 from pytest_trlcompat.plugin.judging import Absent, Finding, Untestable  # noqa: E402
+from pytest_trlcompat.stack import TELLING  # noqa: E402
 from suites.conformance.trainings import ConformanceTrainings  # noqa: E402
 from suites.launches import LaunchCache  # noqa: E402
 
 __all__ = ["main"]
-
-STACK = ("trl", "transformers", "torch")
 
 
 def main() -> int:
@@ -40,7 +39,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1000, help="in which something was compared")
     parser.add_argument("--subject", choices=["upstream", "corrected"], default="upstream")
     arguments = parser.parse_args()
-    print(", ".join(f"{name} {metadata.version(name)}" for name in STACK), arguments.subject, flush=True)
+    print(", ".join(f"{name} {metadata.version(name)}" for name in TELLING), arguments.subject, flush=True)
     started, counts = time.monotonic(), Counter[str]()
     trainers = Counter[str]()
     for trainer, label, seed, found in itertools.islice(_runs(arguments.subject), arguments.runs):

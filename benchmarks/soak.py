@@ -26,10 +26,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 from benchmarks.launching.training import train  # noqa: E402 - needs the lines above
 from pytest_trlcompat import _processes  # noqa: E402
 from pytest_trlcompat.launch import Launcher, LaunchError  # noqa: E402
+from pytest_trlcompat.strategies import DISTINCT  # noqa: E402
 from pytest_trlcompat.tiny import qwen2  # noqa: E402
 from suites.in_rank.models import save_model  # noqa: E402
 
-STRATEGIES = ("single", "ddp", "zero2", "zero3", "fsdp1", "fsdp2")
 ROWS = 10
 MEMORY_SLACK = 8 << 20
 """Bytes by which a process of ours may have grown between the first row and the last."""
@@ -95,14 +95,14 @@ def main() -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = path
         model = qwen2(directory=folder / "model")
         launch(save_model, model, strategy="single")
-        expected = {name: launch(train, model, 1, strategy=name).values for name in STRATEGIES}
+        expected = {name: launch(train, model, 1, strategy=name).values for name in DISTINCT}
         outside = dict(os.environ), random.getstate(), os.getcwd()
         rows.append(count(0, folder))
         print("| launches | failures | processes | descriptors | threads | memory, MiB | shared memory | files |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- |")
         print(_row(rows[0], 0), flush=True)
         for number in range(1, parsed.launches + 1):
-            name = order.choice(STRATEGIES)
+            name = order.choice(DISTINCT)
             try:
                 found = launch(train, model, 1, strategy=name).values
                 if found != expected[name]:

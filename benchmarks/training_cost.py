@@ -218,7 +218,7 @@ def work(arguments: argparse.Namespace) -> None:
             "peak": read_memory().host_peak,
             "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "stack": {name: stack.installed()[name] for name in ("trl", "transformers", "torch")},
+            "stack": {name: stack.installed()[name] for name in stack.TELLING},
             "profile": {} if sampler is None else sampler.found(),
             "operators": operators,
         }

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat.launch import LaunchError, LaunchResult
+from pytest_trlcompat.strategies import DISTINCT
 
-STRATEGIES = ("single", "ddp", "zero2", "zero3", "fsdp1", "fsdp2")
+STRATEGIES = DISTINCT
 ROWS: pytest.StashKey[list[tuple[str, ...]]] = pytest.StashKey()
 
 

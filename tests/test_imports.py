@@ -38,7 +38,7 @@ LAYERS = (
         "_provenance",
         "_secrets",
     }
-    | {"_trust", "stack", "training"},
+    | {"_trust", "stack", "strategies", "training"},
 )
 """The packages, and the modules that they share, from the top down: none imports another of its own layer."""
 

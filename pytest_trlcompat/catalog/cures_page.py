@@ -80,7 +80,7 @@ def _is_of(issue: KnownIssue, kind: str) -> bool:
     """Whether an issue stands in the section of a kind: its trainer's, or cured there and not for any trainer."""
     if not issue.cure or (issue.kind and kind_named(issue.kind) != kind):
         return False
-    if kind in ("grpo", "rloo", "distillation", "first_rloo") and not issue.trainer and mixins(issue, "trainer"):
+    if kind not in ("trainer", "ppo") and not issue.trainer and mixins(issue, "trainer"):
         return False
     return bool(issue.trainer or mixins(issue, kind))
 

@@ -1,4 +1,6 @@
-"""Which strategies a stack does not have, whatever is known of issues there. Imports no package of the stack.
+"""Which strategies a stack does not have, whatever is known of issues there: what a launch refuses, as ranges.
+
+Imports no package of the stack.
 
 A known issue is predicted for the trainer of its suite, and says nothing of a trainer that cannot run at all. Without
 this table such a trainer would be called right under a strategy that it does not have.
@@ -10,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_trlcompat.catalog.ranges import ALL, Range, parse
+from pytest_trlcompat.strategies import families
 
 __all__ = ["STRATEGIES", "AbsentStrategy"]
 
@@ -23,6 +26,7 @@ class AbsentStrategy:
         why: what happens there.
         instead: what to take, as a requirement.
         except_for: trainers that this is not about.
+        is_assumed_present: whether a stack that does not name the package is taken to have a release with the strategy.
     """
 
     strategy: str
@@ -30,6 +34,7 @@ class AbsentStrategy:
     why: str
     instead: str
     except_for: tuple[str, ...] = ()
+    is_assumed_present: bool = False
 
     def concerns(self, strategy: str, trainer: str = "") -> bool:
         """Whether it is about a strategy, without a variant, and a trainer; without one, about every trainer."""
@@ -43,21 +48,18 @@ class AbsentStrategy:
     def is_possible(self, versions: Mapping[str, Range | None]) -> bool:
         """Whether it holds for some of the versions that a stack may have; ``None``: it is not installed."""
         found = ((versions.get(package, ALL), parse(text)) for package, text in self.when.items())
-        return all(here is not None and here.meets(wanted) for here, wanted in found)
+        return all(
+            here is not None and here.meets(wanted) and not (self.is_assumed_present and here == ALL)
+            for here, wanted in found
+        )
 
 
-STRATEGIES = (
+STRATEGIES = tuple(
     AbsentStrategy(
-        "fsdp2",
-        {"accelerate": "<1.6"},
-        "Accelerate knows FSDP2 from 1.6.0 on, and takes FSDP1 before without a word",
-        "accelerate>=1.6",
-    ),
-    AbsentStrategy(
-        "fsdp2",
-        {"transformers": "<4.51"},
-        "the Trainer prepares its model without the optimizer, which Accelerate refuses under FSDP2",
-        "transformers>=4.51",
-        except_for=("ppo", "rloo", "first_rloo"),  # which prepare both; RLOO did until TRL 0.21
-    ),
+        name, {need.package: f"<{need.since}"}, need.reason, need.requirement, need.except_for, need.is_assumed
+    )
+    for family in families()
+    for name in family.names
+    for need in family.needs
 )
+"""What families of strategies say that they need."""

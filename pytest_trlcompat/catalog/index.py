@@ -101,6 +101,7 @@ def stamp(folder: Path) -> str:
 def _sources(folder: Path) -> Iterator[str]:
     yield from _files(folder, ".toml")
     yield from _files(_PACKAGE / "catalog", ".py")
+    yield from _files(_PACKAGE / "strategies", ".py")
     yield from _files(_PACKAGE / "trainers", ".py")  # an entry has its cure's last part alone, the index its folder
     yield from _files(_PACKAGE / "conformance", "rows.toml")
     for name in ("stack.py", "_issue_ids.py", "conformance/rows.py"):

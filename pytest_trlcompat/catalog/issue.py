@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_trlcompat import stack
 from pytest_trlcompat._issue_ids import TRAINERS, kind_of, measured_with, trainer_of
 from pytest_trlcompat.catalog.verdict import SUBJECTS, Verdict
+from pytest_trlcompat.strategies import NAMES as STRATEGIES
+from pytest_trlcompat.strategies import without_variant
 
 if TYPE_CHECKING:
     from pytest_trlcompat.catalog.ranges import Range
@@ -33,9 +35,6 @@ __all__ = [
     "kind",
     "measured_with",
 ]
-
-STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
-"""The strategies; a verdict's may carry a variant after a dash, like ``fsdp1-no_shard``."""
 
 FINDINGS = "conformance/test_findings.py"
 """The suite of issues that the conformance suite found: its labels are rows that show it."""
@@ -330,7 +329,7 @@ WILDCARD = re.compile(r"[*?\[]")
 
 def kind(strategy: str) -> str:
     """The strategy without its variant: ``fsdp1`` of ``fsdp1-no_shard``."""
-    return strategy.partition("-")[0]
+    return without_variant(strategy)
 
 
 @cache

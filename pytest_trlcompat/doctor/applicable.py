@@ -12,6 +12,7 @@ from pytest_trlcompat.catalog.existence import AbsentStrategy
 from pytest_trlcompat.catalog.issue import STRATEGIES, kind
 from pytest_trlcompat.catalog.ranges import Range
 from pytest_trlcompat.doctor.stack_spec import StackSpec
+from pytest_trlcompat.strategies import families
 
 __all__ = [
     "StrategyError",
@@ -22,7 +23,7 @@ __all__ = [
     "summary",
 ]
 
-_NEEDED_BY_STRATEGY = {"zero1": "deepspeed", "zero2": "deepspeed", "zero3": "deepspeed"}
+_NEEDED_BY_STRATEGY = {name: package for family in families() for package in family.packages for name in family.names}
 
 
 class StrategyError(ValueError):

@@ -15,7 +15,8 @@ from pytest_trlcompat.launch.client import DEFAULT_TIMEOUT, Launcher
 from pytest_trlcompat.launch.cluster import Cluster, ClusterError
 from pytest_trlcompat.launch.program import CommandError
 from pytest_trlcompat.launch.result import Failure, LaunchError, LaunchResult, LaunchWarning, RankResult
-from pytest_trlcompat.launch.strategy import NAMES, Strategy, StrategyAbsent, StrategyError, accelerate_config, strategy
+from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, strategy
+from pytest_trlcompat.strategies import NAMES, StrategyAbsent, StrategyError
 
 __all__ = [
     "DEFAULT_TIMEOUT",

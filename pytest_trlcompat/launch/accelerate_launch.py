@@ -16,7 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pytest_trlcompat.launch.strategy import STRATEGY_PREFIXES, StrategyError
+from pytest_trlcompat.launch.strategy import STRATEGY_PREFIXES
+from pytest_trlcompat.strategies import StrategyError
 
 __all__ = ["variables"]
 

@@ -6,7 +6,6 @@ Runs in the test process and must import nothing of the stack.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import operator
 import os
@@ -18,19 +17,19 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from pytest_trlcompat import stack
 from pytest_trlcompat._cleaner import OwnFolder
 from pytest_trlcompat._devices import visible_gpus
-from pytest_trlcompat.launch import cold, commands, import_variables, launchers
+from pytest_trlcompat.launch import cold, commands, launchers
 from pytest_trlcompat.launch.cluster import Cluster, ClusterError
 from pytest_trlcompat.launch.debugging import PATIENCE, Debug
 from pytest_trlcompat.launch.environment import base_environment, rank_environment
 from pytest_trlcompat.launch.launchers import Read
 from pytest_trlcompat.launch.limits import explain
 from pytest_trlcompat.launch.live import followed
-from pytest_trlcompat.launch.measuring import is_measured, measurement, merge
+from pytest_trlcompat.launch.measuring import measurement, merge
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec
 from pytest_trlcompat.launch.payload import arguments, dump
 from pytest_trlcompat.launch.program import interpreter_path
@@ -40,32 +39,18 @@ from pytest_trlcompat.launch.relay import settings_of_this_process
 from pytest_trlcompat.launch.result import LaunchError, LaunchResult, LaunchWarning
 from pytest_trlcompat.launch.returned import of_one_accord, rank_result
 from pytest_trlcompat.launch.running import Run
-from pytest_trlcompat.launch.strategy import (
-    Strategy,
-    StrategyError,
-    accelerate_config,
-    check_present,
-    is_file_name,
-    strategy,
-)
-from pytest_trlcompat.launch.warm import Refused, Server
+from pytest_trlcompat.launch.servers import MAX_WORLD_SIZE, Servers, build_accelerator
+from pytest_trlcompat.launch.strategy import Strategy, accelerate_config, check_present, is_file_name, strategy
 from pytest_trlcompat.launch.words import LauncherWords
+from pytest_trlcompat.strategies import StrategyError, families
 
-__all__ = ["DEFAULT_TIMEOUT", "DEVICES", "MAX_WORLD_SIZE", "MODES", "Launcher", "Relay"]
+__all__ = ["DEFAULT_TIMEOUT", "DEVICES", "MODES", "Launcher", "Relay"]
 
 DEFAULT_TIMEOUT = 120.0
 """Seconds that a launch may take, from the fork on."""
-MAX_WORLD_SIZE = 8
-"""The most ranks on one machine."""
-MAX_OTHER_SERVERS = 2
-"""The most warm servers beside a device's own, of launches whose variables the imports of that one did not have."""
 DEVICES = ("software", "cuda", "cpu")
 MODES = ("warm", "cold")
 _COVERAGE = "coverage"
-
-
-ServerKey: TypeAlias = "tuple[str, frozenset[tuple[str, str]]]"
-"""A device, and the variables that a server's imports had otherwise than the device's own server."""
 
 
 class Relay(Protocol):
@@ -99,9 +84,6 @@ class Launcher:
         live: print what ranks print while they run, each line with its rank.
         debug: a context for each launch that lends one rank a terminal; launches then have no timeout.
         preload: modules that a server imports with the stack, so that ranks need not; those of a project under test.
-
-    Attributes:
-        preloaded: the seconds that importing each of them took, in the servers that were started.
     """
 
     def __init__(
@@ -121,8 +103,7 @@ class Launcher:
         self.live = live
         self.debug = debug
         self.preload = tuple(preload)
-        self.preloaded: dict[str, float] = {}
-        self._servers: dict[ServerKey, Server] = {}
+        self._servers = Servers(self.preload, self._environment)
         self._accelerate_variables: dict[tuple[Any, ...], dict[str, str]] = {}
         self._folder: OwnFolder | None = None
         self._mark = uuid.uuid4().hex
@@ -140,14 +121,17 @@ class Launcher:
 
         A later launch starts a new server.
         """
-        servers, self._servers = self._servers, {}
         folder, self._folder = self._folder, None
         with contextlib.ExitStack() as exits:
             if folder is not None:
                 exits.callback(folder.remove)
                 exits.callback(merge, folder.path / _COVERAGE)
-            for server in servers.values():
-                exits.callback(server.stop)
+            exits.callback(self._servers.close)
+
+    @property
+    def preloaded(self) -> Mapping[str, float]:
+        """The seconds that importing each module of ``preload`` took, in the servers that were started."""
+        return self._servers.preloaded
 
     def __call__(
         self,
@@ -174,7 +158,7 @@ class Launcher:
         Args:
             function: any function. It and its arguments are sent to the ranks by cloudpickle, functions of test
                 modules by value. Import the stack inside it, so that the test process does not.
-            strategy: its name (see :data:`pytest_trlcompat.launch.strategy.NAMES`), a :class:`Strategy`, or the path
+            strategy: its name (see :data:`pytest_trlcompat.strategies.NAMES`), a :class:`Strategy`, or the path
                 of an Accelerate configuration file, as text or as a ``Path``.
             world_size: number of ranks, 1 to 8 on each machine, and on CUDA at most the number of GPUs; by default
                 that of the configuration file, else 2 (1 with one GPU), and 1 for ``single``.
@@ -395,24 +379,9 @@ class Launcher:
                 settings = chosen.environment(folder)
                 spec = replace(spec, environment={**environment, **settings, **env})
                 # What a strategy sets is for its ranks; the server's imports have never had it.
-                return self._launch_warm(spec, {**environment, **env})
+                return self._servers.launch(spec, {**environment, **env})
         except OSError as error:
             raise LaunchError(f"the launch could not begin: {explain(error)}") from error
-
-    def _launch_warm(self, spec: LaunchSpec, given: Mapping[str, str]) -> LaunchReport:
-        key = self._key(spec.device, given)
-        try:
-            return self._server(key, lambda: given).launch(spec)
-        except Refused:
-            raise
-        except BaseException:  # also on Ctrl-C: the next launch would otherwise receive the report of this one
-            self._forget(key)
-            raise
-
-    def _key(self, device: str, given: Mapping[str, str]) -> ServerKey:
-        """The server for a launch: the device's own, or one whose imports have read other variables than its."""
-        first = self._server((device, frozenset()), functools.partial(self._environment, device))
-        return device, import_variables.differing(first.read, first.environment, given)
 
     def _rank_environment(self, chosen: Strategy, size: int) -> tuple[dict[str, str], ...]:
         local = 1 if chosen.name == "single" else self.cluster.local_world_size(size)
@@ -432,42 +401,13 @@ class Launcher:
             raise ValueError(f"strategy 'single' has one rank, but world_size={size} was requested")
         return size
 
-    def _server(self, key: ServerKey, environment: Callable[[], Mapping[str, str]]) -> Server:
-        device, others = key
-        known = self._servers.get(key)
-        if known is not None and known.death is not None:
-            warnings.warn(
-                f"the launch server {known.death} since the last launch; a new one is started", LaunchWarning, 4
-            )
-            self._forget(key)
-        if key not in self._servers:
-            _build_accelerator(device)
-            if others:
-                self._make_room()
-            # Lines that an import runs would not count as covered where it runs before ranks are measured.
-            own = ("coverage",) if is_measured() else self.preload
-            self._servers[key] = server = Server(device, MAX_WORLD_SIZE, environment(), own)
-            self.preloaded |= {name: seconds for name, seconds in server.preloaded.items() if name in self.preload}
-        self._servers[key] = server = self._servers.pop(key)  # the last one is that used last
-        return server
-
-    def _make_room(self) -> None:
-        """End the server that was used longest ago, of those that one launch's variables have asked for."""
-        others = [key for key in self._servers if key[1]]
-        if len(others) >= MAX_OTHER_SERVERS:
-            self._forget(others[0])
-
-    def _forget(self, key: ServerKey) -> None:
-        server = self._servers.pop(key, None)
-        if server is not None:
-            server.stop()
-
     def _launch_cold(
         self, spec: LaunchSpec, chosen: Strategy, command: str | None, environment: dict[str, str], folder: Path
     ) -> LaunchReport:
         program = _known("command", command or cold.default_command(chosen, spec.device), cold.COMMANDS)
         if program == "deepspeed" and chosen.config is None:
-            raise ValueError("command 'deepspeed' launches zero1, zero2 and zero3")
+            *most, last = (name for family in families() if "deepspeed" in family.packages for name in family.names)
+            raise ValueError(f"command 'deepspeed' launches {', '.join(most)} and {last}")
         if self.cluster.nnodes > 1:
             raise ClusterError(
                 "cold launches run on one machine: the agents of torchrun and accelerate on several meet at a port "
@@ -477,7 +417,7 @@ class Launcher:
         if spec.device == "software":
             from pytest_trlcompat import accelerator
 
-            _build_accelerator("software")
+            build_accelerator("software")
             device_environment = accelerator.environment(devices=spec.local_world_size)
             standin, *_ = device_environment.pop("PYTHONPATH").split(os.pathsep)
             environment |= device_environment
@@ -522,14 +462,6 @@ def _known(what: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
         raise ValueError(f"unknown {what} {value!r}; known are {', '.join(known)}")
     return value
-
-
-def _build_accelerator(device: str) -> None:
-    """Compile in the test process, so that its progress line is visible."""
-    if device == "software":
-        from pytest_trlcompat import accelerator
-
-        accelerator.build()
 
 
 def _working_directory() -> str:

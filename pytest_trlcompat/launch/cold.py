@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -29,7 +29,7 @@ from pytest_trlcompat._secrets import redacted
 from pytest_trlcompat.launch import protocol, store
 from pytest_trlcompat.launch.messages import LaunchReport, LaunchSpec, RankReport
 from pytest_trlcompat.launch.result import LaunchError, describe_exit
-from pytest_trlcompat.launch.strategy import DEEPSPEED_CONFIG_NAME, FSDP_CONFIG_NAMES, Strategy
+from pytest_trlcompat.launch.strategy import Strategy
 from pytest_trlcompat.launch.supervise import supervise
 from pytest_trlcompat.launch.warm import MARK
 
@@ -47,7 +47,6 @@ _DUMP_TIME, _END_TIMEOUT = 0.5, 5.0
 _POLL = 0.1
 _LOG_TAIL = 6000
 _CREDENTIALS = struct.Struct("3i")
-_ACCELERATE_TYPES = {"software": "MULTI_NPU", "cuda": "MULTI_GPU", "cpu": "MULTI_CPU"}
 
 
 @dataclass
@@ -352,7 +351,7 @@ def accelerate_settings(strategy: Strategy, device: str, local: int, folder: Pat
     """A configuration as ``accelerate config`` writes it."""
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "NO" if strategy.name == "single" else _ACCELERATE_TYPES[device],
+        "distributed_type": strategy.family.distributed_type(device),
         "num_processes": local,
         "num_machines": 1,
         "machine_rank": 0,
@@ -361,20 +360,10 @@ def accelerate_settings(strategy: Strategy, device: str, local: int, folder: Pat
         "use_cpu": device == "cpu",
         "debug": False,
     }
-    if strategy.config is not None:
-        # Accelerate rejects settings that are also in DeepSpeed's configuration, such as mixed precision.
-        config["distributed_type"] = "DEEPSPEED"
-        config["deepspeed_config"] = {"deepspeed_config_file": str(folder / DEEPSPEED_CONFIG_NAME)}
-    if strategy.fsdp is not None:
-        config["distributed_type"] = "FSDP"
-        config["fsdp_config"] = dict(_fsdp_config(strategy))
+    if strategy.family.section:
+        section = strategy.family.launcher_section(strategy.name, strategy.settings, folder)
+        config[strategy.family.section] = section
     return config
-
-
-def _fsdp_config(strategy: Strategy) -> Iterator[tuple[str, Any]]:
-    yield "fsdp_version", strategy.fsdp_version
-    for name, value in (strategy.fsdp or {}).items():
-        yield f"fsdp_{FSDP_CONFIG_NAMES.get(name, name)}", value
 
 
 def _deepspeed_arguments(local: int) -> list[str]:

@@ -22,8 +22,9 @@ from pytest_trlcompat.launch import launchers
 from pytest_trlcompat.launch.launchers import Read
 from pytest_trlcompat.launch.program import CommandError, program
 from pytest_trlcompat.launch.starts import ADVICE, NestedLauncherError, Starts
-from pytest_trlcompat.launch.strategy import Strategy, StrategyError
+from pytest_trlcompat.launch.strategy import Strategy
 from pytest_trlcompat.launch.wrappers import Deadline, Inner, Surroundings
+from pytest_trlcompat.strategies import StrategyError
 
 __all__ = ["run_bounded", "run_launcher", "run_program"]
 

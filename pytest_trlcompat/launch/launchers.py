@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_trlcompat.launch import config_keys
-from pytest_trlcompat.launch import strategy as strategies
-from pytest_trlcompat.launch.config_keys import Fixed, Key, Passed, problem_of
 from pytest_trlcompat.launch.program import CommandError
-from pytest_trlcompat.launch.strategy import AccelerateLaunch, Strategy, StrategyError
+from pytest_trlcompat.launch.strategy import AccelerateLaunch, Strategy, from_accelerate, read_accelerate_config
 from pytest_trlcompat.launch.words import LauncherWords
+from pytest_trlcompat.strategies import StrategyError, config_keys, families
+from pytest_trlcompat.strategies.config_keys import Fixed, Key, Passed, problem_of
+from pytest_trlcompat.strategies.family import NO_ENGINE
 
 __all__ = ["NAMES", "Read", "enter", "read", "read_parsed", "strategy_of", "variables_of", "world_size_of"]
 
@@ -192,18 +192,17 @@ def strategy_of(found: Read, folder: Path) -> Strategy | None:
     if file is None and not given:
         return None
     path = folder / (file or "accelerate launch")
-    config = strategies.read_accelerate_config(path) if file is not None else {}
-    for flag, kind in (("use_deepspeed", "DEEPSPEED"), ("use_fsdp", "FSDP"), ("multi_gpu", "MULTI_GPU")):
+    config = read_accelerate_config(path) if file is not None else {}
+    with_section = {family.section: family for family in families() if family.section}
+    types = {family.flag: family.accelerate_type for family in with_section.values()}
+    for flag, kind in (*types.items(), ("multi_gpu", "MULTI_GPU")):
         if given.pop(flag, False):
             config["distributed_type"] = kind
     kind = str(config.setdefault("distributed_type", "MULTI_GPU")).upper()
-    for section, needed, flag in (
-        ("deepspeed_config", "DEEPSPEED", "use_deepspeed"),
-        ("fsdp_config", "FSDP", "use_fsdp"),
-    ):
+    for section, family in with_section.items():
         asked = {key: value for key, value in given.items() if key in config_keys.ACCELERATE_SECTIONS[section]}
-        if asked and kind != needed:
-            raise CommandError(f"accelerate launch --{min(asked)} has no effect without --{flag}; add it")
+        if asked and kind != family.accelerate_type:
+            raise CommandError(f"accelerate launch --{min(asked)} has no effect without --{family.flag}; add it")
         if asked:
             in_file = dict(config.get(section) or {})
             config[section] = {config_keys.section_key(section, name): value for name, value in in_file.items()} | asked
@@ -215,7 +214,7 @@ def strategy_of(found: Read, folder: Path) -> Strategy | None:
         config_file=str(path) if file is not None else None,
         variables=found.variables,
     )
-    return strategies.from_accelerate(config, path, launch)
+    return from_accelerate(config, path, launch)
 
 
 def variables_of(asked: Strategy) -> dict[str, str]:
@@ -235,7 +234,7 @@ def variables_of(asked: Strategy) -> dict[str, str]:
     options = launch.options if launch.options is not None else _parsed("accelerate", (*launch.words, "script"))
     variables = accelerate_launch.variables(options, Path(launch.folder))
     source = launch.config_file or "accelerate launch"
-    described, seen = _described(asked), _seen(variables)
+    described, seen = asked.family.describe(asked.name, asked.settings), _seen(variables)
     if described != seen:
         raise StrategyError(
             f"{source}: read here as {described}, and by Accelerate as {seen}; this is a defect of ours"
@@ -245,29 +244,15 @@ def variables_of(asked: Strategy) -> dict[str, str]:
 
 def _without_accelerate(asked: Strategy, launch: AccelerateLaunch) -> dict[str, str]:
     """Nobody reads what the file says of engines there."""
-    if asked.config is not None or asked.fsdp is not None or launch.config_file is None:
+    if asked.settings is not None or launch.config_file is None:
         raise StrategyError(f"{launch.config_file or 'accelerate launch'}: Accelerate is not installed")
-    config = strategies.read_accelerate_config(Path(launch.config_file))
+    config = read_accelerate_config(Path(launch.config_file))
     return {"ACCELERATE_MIXED_PRECISION": str(config.get("mixed_precision", "no"))}
 
 
-def _described(asked: Strategy) -> str:
-    if asked.config is not None:
-        return "DeepSpeed"
-    if asked.fsdp is not None:
-        return (
-            f"{asked.name} with {str(asked.fsdp['sharding_strategy']).upper()}" if asked.name == "fsdp1" else asked.name
-        )
-    return "no engine"
-
-
 def _seen(variables: Mapping[str, str]) -> str:
-    if "ACCELERATE_USE_DEEPSPEED" in variables:
-        return "DeepSpeed"
-    if "ACCELERATE_USE_FSDP" in variables:
-        name = f"fsdp{variables.get('FSDP_VERSION', '1')}"
-        return f"{name} with {variables['FSDP_SHARDING_STRATEGY'].upper()}" if name == "fsdp1" else name
-    return "no engine"
+    texts = (family.describe_variables(variables) for family in families())
+    return next((text for text in texts if text is not None), NO_ENGINE)
 
 
 def enter(asked: Strategy, own: Strategy, environment: MutableMapping[str, str], folder: Path) -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from pytest_trlcompat import stack
 from pytest_trlcompat.launch import cuda
 from pytest_trlcompat.launch.own_packages import import_all
 
@@ -81,17 +82,7 @@ _MODULES = (
     "pytest_trlcompat.launch.proof",
 )
 
-_PACKAGES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "deepspeed",
-    "peft",
-    "trl",
-    "datasets",
-    "safetensors",
-    "tokenizers",
-)
+_PACKAGES = (*stack.REQUIRED, "safetensors", "tokenizers")
 
 
 def preload(

@@ -21,7 +21,7 @@ import cloudpickle
 
 from pytest_trlcompat import _processes, accelerator
 from pytest_trlcompat.accelerator import artefacts
-from pytest_trlcompat.launch import comparing, debugging, gloo_peers, proof, protocol, raising, relay, store
+from pytest_trlcompat.launch import comparing, debugging, engines, gloo_peers, proof, protocol, raising, relay, store
 from pytest_trlcompat.launch.measuring import measured
 from pytest_trlcompat.launch.messages import LaunchSpec, RankOutcome
 from pytest_trlcompat.launch.result import Failure
@@ -98,7 +98,7 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
     sys.path[:] = [*spec.extra_path, *spec.sys_path]
     sys.argv = ["trlcompat-rank"]
     if spec.mode == "cold":
-        proof.load_engines(spec.strategy)
+        engines.load_engines(spec.strategy)
     elif spec.device == "software":
         # Code that distributes a model over all visible devices must see as many as there are ranks.
         accelerator.show_devices(spec.local_world_size)
@@ -149,7 +149,7 @@ def _seed(seed: int) -> None:
 
 
 def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
-    observer, recorder = proof.Observer(), relay.Recorder()
+    observer, recorder = engines.Observer(), relay.Recorder()
     value, failure = None, None
     if spec.relay is not None:
         recorder.install(spec.relay)
@@ -212,7 +212,7 @@ def _peak_accelerator_bytes() -> int:
     return 0
 
 
-def _seen(observer: proof.Observer) -> dict[str, Any]:
+def _seen(observer: engines.Observer) -> dict[str, Any]:
     try:
         return observer.seen()
     except Exception:  # the function's own failure is more important

@@ -165,8 +165,8 @@ def unpaired_preferences() -> Dataset:
 def launcher(pytestconfig: pytest.Config) -> Iterator[Launcher]:
     """Runs a function on N ranks: ``launcher(fn, *args, strategy="zero3", world_size=2, timeout=60, **kwargs)``.
 
-    Returns one result per rank (``.values``). Strategies are single, ddp, zero1, zero2, zero3, fsdp1 and fsdp2. The
-    first launch of a session imports the stack, later ones take about a second.
+    Returns one result per rank (``.values``). Strategies are those of ``pytest_trlcompat.launch.NAMES``. The first
+    launch of a session imports the stack, later ones take about a second.
     """
     from pytest_trlcompat.launch import Cluster, ClusterError, Launcher
     from pytest_trlcompat.launch.cluster import SECRET_VARIABLE

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_trlcompat import stack
+from pytest_trlcompat.strategies import NAMES, StrategyAbsent
 
 if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher, LaunchResult
@@ -44,8 +45,6 @@ def check_mark(mark: pytest.Mark) -> tuple[str, ...]:
     Raises:
         StrategiesError: there is none, one is unknown or stands there twice, or there are keyword arguments.
     """
-    from pytest_trlcompat.launch.strategy import NAMES
-
     if mark.kwargs or not mark.args:
         raise StrategiesError(f"name strategies, like strategies('ddp', 'zero3'); known are {', '.join(NAMES)}")
     if unknown := [name for name in mark.args if name not in NAMES]:
@@ -59,8 +58,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test for each strategy of the closest marker; without one, for each that there is."""
     if FIXTURE not in metafunc.fixturenames or not _is_ours(metafunc.definition):
         return
-    from pytest_trlcompat.launch.strategy import NAMES
-
     mark = next(metafunc.definition.iter_markers("strategies"), None)
     try:
         names = NAMES if mark is None else check_mark(mark)
@@ -82,7 +79,7 @@ def _is_ours(item: pytest.Item) -> bool:
 
 def skip_reason(name: str) -> str | None:
     """Why a test under this strategy is skipped here; ``None`` if it runs."""
-    from pytest_trlcompat.launch.strategy import StrategyAbsent, check_present, strategy
+    from pytest_trlcompat.launch.strategy import check_present, strategy
 
     try:
         check_present(strategy(name), stack.installed())

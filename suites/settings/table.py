@@ -13,12 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_trlcompat.strategies import DISTINCT
+
 __all__ = ["AXES", "FEW", "PLAIN", "Row", "row"]
 
 PLAIN = ""
 """The value of an axis that a label does not name: float32, a dense model, no adapter, nothing recomputed or moved."""
 AXES: Mapping[str, tuple[str, ...]] = {
-    "strategy": ("single", "ddp", "zero2", "zero3", "fsdp1", "fsdp2"),
+    "strategy": DISTINCT,
     "memory": (PLAIN, "offload_optimizer", "offload_parameters", "persistent", "ram_loading"),
     "precision": (PLAIN, "bf16", "bf16_weights"),
     "model": (PLAIN, "tied", "moe", "vision"),

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat import stack
 from pytest_trlcompat.catalog.verdict import Verdict
+from pytest_trlcompat.launch import strategy as make_strategy
 from pytest_trlcompat.plugin.judging import Absent, Finding
 
 from ..in_rank import memory
@@ -140,7 +141,6 @@ _WITHIN_A_STEP = {
     "fsdp2": _Copies(sharded=2),
 }
 _WHOLE = ("single", "ddp")
-_SHARDS_PARAMETERS = ("zero3", "fsdp1", "fsdp2")
 
 
 def allowed(strategy: str, unit: float, bucket: float, ranks: int) -> dict[str, float]:
@@ -152,7 +152,7 @@ def allowed(strategy: str, unit: float, bucket: float, ranks: int) -> dict[str, 
         bucket: share of the model that a bucket of DeepSpeed's holds.
     """
     kind = strategy.partition("-")[0]
-    sharded = kind in _SHARDS_PARAMETERS
+    sharded = make_strategy(kind).shards_parameters
     parameters = _Copies(sharded=1) if sharded else _Copies(whole=1)
     held = parameters.share(ranks) + PADDING
     gathered = UNITS * unit if sharded else 0.0

@@ -13,7 +13,6 @@ from pytest_trlcompat.catalog.issue import STRATEGIES, measured_with
 from pytest_trlcompat.catalog.regions import unreachable
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.conformance import rows
-from pytest_trlcompat.launch.strategy import NAMES
 
 ENTRY = """
 schema = 1
@@ -182,10 +181,6 @@ def test_mistakes_are_named(tmp_path: Path, old: str, new: str, text: str) -> No
     assert old in ENTRY
     with pytest.raises(known_issues.CatalogError, match=text):
         known_issues.load(write(tmp_path, ENTRY.replace(old, new, 1)))
-
-
-def test_the_strategies_are_those_of_launches() -> None:
-    assert STRATEGIES == NAMES
 
 
 def test_every_prediction_can_be_reached() -> None:

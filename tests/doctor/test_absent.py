@@ -10,7 +10,7 @@ import pytest
 from pytest_trlcompat.catalog import evidence, known_issues, measurements
 from pytest_trlcompat.catalog.existence import STRATEGIES
 from pytest_trlcompat.catalog.issue import kind, measured_with
-from pytest_trlcompat.catalog.ranges import ALL, at
+from pytest_trlcompat.catalog.ranges import ALL, at, parse
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.doctor.applicable import StrategyError, absent_strategy, partly_absent_strategies
 from pytest_trlcompat.doctor.diagnosis import Diagnosis, diagnose
@@ -146,16 +146,19 @@ def test_what_is_not_certain_is_not_called_absent() -> None:
     assert absent_strategy("fsdp2", {"accelerate": at("1.5.2")}) is not None
     assert absent_strategy("fsdp2", {"transformers": at("4.50.3")}) is None  # PPO trains there
     assert absent_strategy("fsdp2", {"transformers": at("4.50.3")}, "ppo") is None
+    assert absent_strategy("fsdp2", {"torch": at("2.5.1"), "accelerate": at("1.6.0")}) is not None
     assert absent_strategy("fsdp1", {"accelerate": at("1.5.2")}) is None
 
 
 def test_what_may_be_absent_is_partly_absent() -> None:
-    accelerate, transformers = STRATEGIES
+    accelerate, transformers, torch = STRATEGIES
     assert partly_absent_strategies("fsdp2", {}, "sft") == (accelerate, transformers)
     assert partly_absent_strategies("fsdp2", {}, "ppo") == (accelerate,)
     assert partly_absent_strategies("fsdp2", {}) == (accelerate,)
     assert partly_absent_strategies("fsdp2", {"accelerate": None}) == ()  # it is not installed at all
     assert partly_absent_strategies("fsdp2", {"accelerate": at("1.6.0"), "transformers": at("4.51.0")}, "sft") == ()
+    assert partly_absent_strategies("fsdp2", {"torch": parse(">=2.5"), "accelerate": at("1.6.0")}) == (torch,)
+    assert partly_absent_strategies("fsdp2", {"torch": at("2.6.0"), "accelerate": at("1.6.0")}) == ()
     assert partly_absent_strategies("fsdp1", {}, "sft") == ()
 
 

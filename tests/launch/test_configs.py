@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat.launch import CommandError, Launcher, StrategyError, accelerate_config, launchers, strategy
-from pytest_trlcompat.launch.config_keys import problems_of_deepspeed
 from pytest_trlcompat.launch.launchers import Read
 from pytest_trlcompat.launch.strategy import AccelerateLaunch, Strategy, from_accelerate
+from pytest_trlcompat.strategies.config_keys import problems_of_deepspeed
 
 OWN_DEEPSPEED = {
     "train_micro_batch_size_per_gpu": 2,
@@ -65,7 +65,7 @@ def test_an_accelerate_file_is_passed_to_accelerate_and_gets_no_defaults(tmp_pat
 
 def test_what_accelerate_says_is_all_that_ranks_get(tmp_path: Path) -> None:
     launch = AccelerateLaunch((), str(tmp_path), variables={"ACCELERATE_USE_DEEPSPEED": "true"})
-    chosen = Strategy("zero2", config={"zero_optimization": {"stage": 2}}, accelerate=launch)
+    chosen = Strategy("zero2", {"zero_optimization": {"stage": 2}}, accelerate=launch)
     assert chosen.environment(tmp_path) == {"ACCELERATE_USE_DEEPSPEED": "true"}
     assert list(tmp_path.iterdir()) == []
 
@@ -272,7 +272,7 @@ def test_options_leave_the_rest_of_the_file_in_force(tmp_path: Path) -> None:
 
 def test_ranks_of_a_launcher_within_a_launch_keep_nothing_of_the_launchs_own(tmp_path: Path) -> None:
     launch = AccelerateLaunch((), str(tmp_path), variables={"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"})
-    asked = Strategy("zero2", config={"zero_optimization": {"stage": 2}}, accelerate=launch)
+    asked = Strategy("zero2", {"zero_optimization": {"stage": 2}}, accelerate=launch)
     own = strategy("zero2")
     environment = {"HOME": "/home/me", "ACCELERATE_USE_CPU": "true", **own.environment(tmp_path)}
     assert "ACCELERATE_DEEPSPEED_CONFIG_FILE" in environment

@@ -279,8 +279,8 @@ def test_fsdp2_before_accelerate_has_it(monkeypatch: pytest.MonkeyPatch) -> None
         launch(len, (), strategy="fsdp2")
     assert not launch._servers
     assert str(raised.value) == (
-        "strategy 'fsdp2' was requested, but this stack has accelerate 1.5.2: Accelerate knows FSDP2 from 1.6 on, and "
-        "takes FSDP1 before without a word. Use accelerate>=1.6, or another strategy (single, ddp, zero1, zero2, "
+        "strategy 'fsdp2' was requested, but this stack has accelerate 1.5.2: Accelerate knows FSDP2 from 1.6.0 on, "
+        "and takes FSDP1 before without a word. Use accelerate>=1.6, or another strategy (single, ddp, zero1, zero2, "
         "zero3, fsdp1, fsdp2)."
     )
 

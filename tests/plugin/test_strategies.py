@@ -48,7 +48,7 @@ def test_a_test_runs_under_each_strategy_and_is_skipped_under_an_absent_one(
         "test_it.py::TestClass::test_closest[single]",
         *(f"test_it.py::test_all[{name}]" for name in ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")),
     ]
-    assert "this stack has accelerate 1.4.0: Accelerate knows FSDP2 from 1.6 on" in result.stdout.str()
+    assert "this stack has accelerate 1.4.0: Accelerate knows FSDP2 from 1.6.0 on" in result.stdout.str()
     (launcher,) = launchers
     assert [kwargs["strategy"] for _, kwargs in launcher.calls] == [
         *("ddp", "zero3", "fsdp1", "single"),

@@ -10,11 +10,12 @@ import pytest
 
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.launch import Launcher
+from pytest_trlcompat.strategies import DISTINCT
 
 INSTALLED = stack.installed()
 # Transformers' Trainer prepares the model without the optimizer before 4.51, which Accelerate refuses under FSDP2.
 TRAINS_FSDP2 = stack.satisfied({"transformers": ">=4.51", "accelerate": ">=1.6"}, INSTALLED)
-STRATEGIES = ("single", "ddp", "zero2", "zero3", "fsdp1", "fsdp2")
+STRATEGIES = DISTINCT
 MODEL = tiny.qwen2(initializer_range=0.1)
 TENSORS = 27
 """Of MODEL, none of which is tied."""

@@ -14,7 +14,7 @@ from pytest_trlcompat.launch import Launcher
 NEWEST_ALONE = (
     *("test_accelerator_*", "test_artefacts", "test_command*", "test_debugging", "test_docs_examples"),
     *("test_downstream", "test_import_variables", "test_launch_cluster", "test_launch_cpu", "test_launch_faults"),
-    *("test_launch_machine", "test_launch_ports"),
+    *("test_launch_machine", "test_launch_ports", "test_new_family"),
     *("test_preloading", "test_reference_*"),
 )
 """Files of which ``nox -s tests`` runs none with an older stack: what they test, this package's launcher, accelerator

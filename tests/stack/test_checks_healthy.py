@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat import stack
-from pytest_trlcompat.launch import Launcher
+from pytest_trlcompat.launch import NAMES, Launcher
 
 from . import healthy_bodies as bodies
 from .checks_bodies import INSTALLED, options
@@ -17,9 +17,8 @@ from .checks_bodies import INSTALLED, options
 pytest.importorskip("trl")
 
 FUSED_EXPERTS = stack.satisfied({"transformers": ">=5"}, INSTALLED)
-STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 ALL: dict[str, tuple[Any, str, dict[str, Any]]] = {
-    **{f"trainer {strategy}": (bodies.plain, strategy, {}) for strategy in STRATEGIES},
+    **{f"trainer {strategy}": (bodies.plain, strategy, {}) for strategy in NAMES},
     **{f"lora {strategy}": (bodies.plain, strategy, {"lora": {}}) for strategy in ("single", "ddp", "zero2", "fsdp2")},
     "accumulation single": (bodies.plain, "single", {"gradient_accumulation_steps": 3}),
     "accumulation ddp": (bodies.plain, "ddp", {"gradient_accumulation_steps": 3}),

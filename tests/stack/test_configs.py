@@ -14,7 +14,7 @@ import pytest
 
 from pytest_trlcompat import stack, tiny
 from pytest_trlcompat.launch import Launcher, LaunchError, StrategyError, accelerate_config
-from pytest_trlcompat.launch import config_keys as keys
+from pytest_trlcompat.strategies import config_keys as keys
 
 from .config_bodies import deepspeed_names, engine_settings, environment, launcher_names, plugin_names
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat import tiny
-from pytest_trlcompat.launch import Launcher
+from pytest_trlcompat.launch import NAMES, Launcher
 from tests.stack.launch_bodies import train_step
 from tests.stack.test_accelerator_refusals import REFUSED, evaluate_all
 from tests.stack.test_as_cuda import (
@@ -31,7 +31,6 @@ pytestmark = pytest.mark.gpu
 
 CUDA_ALLOWS: list[str] = []
 """What the software accelerator refuses and a GPU does not."""
-STRATEGIES = ["single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"]
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +45,7 @@ def software() -> Iterator[Launcher]:
         yield launcher
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", NAMES)
 def test_a_step_is_the_same_under_every_strategy(cuda: Launcher, software: Launcher, strategy: str) -> None:
     options = {"auto_wrap_policy": "NO_WRAP"} if strategy.startswith("fsdp") else {}
     gpu = cuda(train_step, strategy=strategy, world_size=1, options=options)
@@ -103,7 +102,7 @@ def train_grpo(subject: str, model: tiny.TinyModel, settings: dict[str, Any]) ->
     }
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", NAMES)
 @pytest.mark.parametrize("subject", ["upstream", "corrected"])
 def test_grpo_trains_the_same(cuda: Launcher, software: Launcher, tmp_path: Path, subject: str, strategy: str) -> None:
     model = tiny.qwen2(directory=tmp_path)
@@ -117,7 +116,7 @@ def test_grpo_trains_the_same(cuda: Launcher, software: Launcher, tmp_path: Path
     assert gpu["weights"] == pytest.approx(ours["weights"], rel=1e-4)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", NAMES)
 def test_grpo_begins_alike_in_bf16(cuda: Launcher, software: Launcher, tmp_path: Path, strategy: str) -> None:
     """Kernels round differently, and a step of training makes more of it: by the third the KL was a fifth apart."""
     model = tiny.qwen2(directory=tmp_path)

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from pytest_trlcompat.launch import Launcher
-from pytest_trlcompat.launch.client import MAX_OTHER_SERVERS
+from pytest_trlcompat.launch.servers import MAX_OTHER_SERVERS
 
 
 def constants() -> tuple[str, bool, int]:

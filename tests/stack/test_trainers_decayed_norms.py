@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 
 from pytest_trlcompat import stack, tiny  # noqa: E402 - needs the stack
 from pytest_trlcompat.launch import Launcher  # noqa: E402
+from pytest_trlcompat.strategies import DISTINCT  # noqa: E402
 from pytest_trlcompat.trainers.setup.decayed_norms import DecayedNormsMixin  # noqa: E402
 
 WEIGHTS = ("embed_tokens.weight", "q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight")
@@ -218,10 +219,7 @@ def decayed(folder: str, adapter: bool) -> dict[str, Any]:
     return {name: after[name] / before[name] for name in before if before[name]}
 
 
-STRATEGIES = ["single", "ddp", "zero2", "zero3", "fsdp1", "fsdp2"]
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", DISTINCT)
 @pytest.mark.parametrize("adapter", [False, True], ids=["model", "adapter"])
 def test_only_weights_are_shorter_under_each_strategy(
     launch: Launcher, strategy: str, adapter: bool, tmp_path: Path

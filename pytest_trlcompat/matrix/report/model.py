@@ -23,7 +23,8 @@ from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Record, Scan, Verdict, is_wrong, scan_records
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.results import TESTED, UNTESTABLE, Sidecar, scan_sidecar
-from pytest_trlcompat.stack import versions_of
+from pytest_trlcompat.stack import TELLING, versions_of
+from pytest_trlcompat.strategies import NAMES, without_variant
 
 __all__ = ["DAMAGED", "CellReport", "Column", "Report", "evidence_of", "gather", "merge"]
 
@@ -34,7 +35,6 @@ _NAMED = 5
 """How many problems of a cell's files its reason names."""
 
 _SUBJECTS = ("upstream", "corrected")
-_STRATEGIES = ("single", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 
 
 @dataclass(frozen=True, order=True)
@@ -129,9 +129,7 @@ class Report:
     def columns(self) -> list[Column]:
         """What was measured in some cell; issues by name, the upstream subject first."""
         measured = {Column(*record.key) for cell in self.cells for record in cell.verdicts}
-        return sorted(
-            measured, key=lambda c: (c.issue, _position(c.subject, _SUBJECTS), _position(c.strategy, _STRATEGIES))
-        )
+        return sorted(measured, key=lambda c: (c.issue, _position(c.subject, _SUBJECTS), _position(c.strategy, NAMES)))
 
     @property
     def issues(self) -> list[str]:
@@ -320,12 +318,12 @@ def _judged(cell: CellReport, known: Catalog) -> CellReport:
 
 
 def _age(cell: CellReport) -> tuple[Any, ...]:
-    return (*(Version(cell.sidecar.pins.get(package, "0")) for package in ("trl", "transformers", "torch")), cell.id)
+    return (*(Version(cell.sidecar.pins.get(package, "0")) for package in TELLING), cell.id)
 
 
 def _position(name: str, order: Sequence[str]) -> tuple[int, str]:
     """In this order, variants (``fsdp1-no_shard``) after their kind, others by name at the end."""
-    kind = name.partition("-")[0]
+    kind = without_variant(name)
     return (order.index(kind) if kind in order else len(order), name)
 
 
