@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from pytest_trlcompat._processes import die_with_parent
+
 from .isolation import Ended, run_isolated
 
 
@@ -20,6 +22,10 @@ def work(task: str) -> Iterator[str]:
         os.kill(os.getpid(), signal.SIGSEGV)
     elif task == "hang":
         time.sleep(60)
+    elif task == "busy":
+        _compute(0.7)
+    elif task == "busy for ever":
+        _compute(float("inf"))
     elif task == "raise":
         raise ValueError("by\ntwo lines")
     elif task == "exit":
@@ -27,6 +33,12 @@ def work(task: str) -> Iterator[str]:
     elif task == "long":
         yield "x" * 1_000_000
     yield "ended"
+
+
+def _compute(seconds: float) -> None:
+    """Take so much of a core, of which there may be little at a time."""
+    while time.process_time() < seconds:
+        pass
 
 
 def run(*tasks: str, workers: int = 2) -> dict[str, Ended[str]]:
@@ -47,6 +59,28 @@ def test_each_task_ends_in_its_own_way(workers: int) -> None:
     assert ended["crash"].reported == ["began crash"]
     assert ended["well"].reported == ["began well", "ended"]
     assert len(ended["long"].reported[1]) == 1_000_000
+
+
+def test_a_task_that_waits_for_a_core_is_not_over_its_limit() -> None:
+    everywhere = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(everywhere)})  # the tasks inherit it: each gets a fifth of the core, or less
+    parent, hogs = os.getpid(), []
+    try:
+        for _ in range(4):
+            hogs.append(os.fork() or _hog(parent))
+        ended = run("busy", "busy for ever", workers=1)
+    finally:
+        os.sched_setaffinity(0, everywhere)
+        for hog in hogs:
+            os.kill(hog, signal.SIGKILL)
+            os.waitpid(hog, 0)
+    assert {task: end.failure for task, end in ended.items()} == {"busy": None, "busy for ever": "over 1 s"}
+
+
+def _hog(parent: int) -> int:
+    die_with_parent(parent)
+    while True:
+        pass
 
 
 def test_what_is_to_be_done_after_a_failure_comes_next() -> None:
