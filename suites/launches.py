@@ -26,8 +26,8 @@ _BEGUN = re.compile(rf"^(?:{BEGINS}(?P<name>.+)|{ENDS})$", re.MULTILINE)
 
 def distinct(texts: Iterable[str | None]) -> list[str]:
     """What ranks failed with, each text once; that another rank had ended only where nothing else was said."""
-    found = dict.fromkeys(text for text in texts if text)
-    return [text for text in found if not is_of_ended_peer(text)] or list(found)
+    distinct_texts = dict.fromkeys(text for text in texts if text)
+    return [text for text in distinct_texts if not is_of_ended_peer(text)] or list(distinct_texts)
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Failures:
             ranks: of each rank the stages that failed, and why; ``None`` for one that did not.
         """
         stages = dict.fromkeys(stage for rank in ranks for stage in rank)
-        said = {stage: distinct(rank.get(stage) for rank in ranks) for stage in stages}
+        texts_by_stage = {stage: distinct(rank.get(stage) for rank in ranks) for stage in stages}
         return cls(
-            {stage: texts[0] for stage, texts in said.items() if texts},
-            {stage: texts[1:] for stage, texts in said.items() if texts[1:]},
+            {stage: texts[0] for stage, texts in texts_by_stage.items() if texts},
+            {stage: texts[1:] for stage, texts in texts_by_stage.items() if texts[1:]},
         )
 
     @property
@@ -79,10 +79,10 @@ class LaunchCache:
                 self._known[key] = self._launcher(body, *args, **settings)
             except LaunchError as error:
                 self._known[key] = error
-        found = self._known[key]
-        if isinstance(found, LaunchError):
-            raise found
-        return found
+        result = self._known[key]
+        if isinstance(result, LaunchError):
+            raise result
+        return result
 
 
 @dataclass(frozen=True)
@@ -112,25 +112,25 @@ def in_turn(names: Iterable[str], launch: Callable[[Sequence[str]], LaunchResult
     Raises:
         LaunchError: a launch failed before the first training, or after the last.
     """
-    left, found = list(names), dict[str, Tried]()
-    while left:
-        found |= _tried(launch(left), left)
-        left = [name for name in left if name not in found]
-    return found
+    waiting, tried = list(names), dict[str, Tried]()
+    while waiting:
+        tried |= _tried(launch(waiting), waiting)
+        waiting = [name for name in waiting if name not in tried]
+    return tried
 
 
 def _tried(result: LaunchResult, names: Sequence[str]) -> dict[str, Tried]:
     """Of one launch, by name; of one training at least."""
     engines = result.ranks[0].proof.get("engines", {})
-    said = [_said(rank) for rank in result.ranks]
-    parted = [[*each][-1] for each in said if each and FAILED_ON in [*each.values()][-1]]
-    if result.ok or (parted and said[0]):
-        every = {name: [each[name] for each in said if name in each] for name in said[0]}
+    answers = [_said(rank) for rank in result.ranks]
+    parted = [[*answer][-1] for answer in answers if answer and FAILED_ON in [*answer.values()][-1]]
+    if result.ok or (parted and answers[0]):
+        every = {name: [answer[name] for answer in answers if name in answer] for name in answers[0]}
     else:  # rank 0, which alone compares, has no answer
-        every = {name: [each[name] for each in said if name in each] for name in parted[:1]}
+        every = {name: [answer[name] for answer in answers if name in answer] for name in parted[:1]}
     if every:
         return {name: Tried(ranks, engines=engines) for name, ranks in every.items()}
-    begun = {rank.rank: found[-1] for rank in result.ranks if (found := _BEGUN.findall(rank.stderr))}
+    begun = {rank.rank: marks[-1] for rank in result.ranks if (marks := _BEGUN.findall(rank.stderr))}
     was_in = [f"rank {rank} was in {name!r}" for rank, name in begun.items() if name]
     error = LaunchError("\n".join([result.describe(), *was_in]), result)
     # That of the rank that failed first, or in which one hung.

@@ -57,14 +57,14 @@ def covering(trainer: str) -> frozenset[str]:
     alone = {label: row for label, row in rows.load(trainer).items() if row.strategy == "single" and not row.added}
     values = {label: _values(row) for label, row in alone.items()}
     others = [label for label in alone if (trainer, label) not in SHOWN]
-    found = {label for label in others if not alone[label].setting}
+    chosen = {label for label in others if not alone[label].setting}
     untried: set[tuple[str, str]] = set().union(*(values[label] for label in others if not alone[label].is_of_array))
     untried -= set().union(*(values[label] for label in alone if (trainer, label) in SHOWN))
     while untried:
         best = max(others, key=lambda label: len(values[label] & untried))
-        found.add(best)
+        chosen.add(best)
         untried -= values[best]
-    return frozenset(found)
+    return frozenset(chosen)
 
 
 def launch_of(trainer: str, label: str) -> RowsOfLaunch:
@@ -76,7 +76,7 @@ def launch_of(trainer: str, label: str) -> RowsOfLaunch:
 def _launches() -> Mapping[tuple[str, str], RowsOfLaunch]:
     """By trainer and label."""
     numbers: dict[tuple[object, ...], itertools.count[int]] = {}
-    found: dict[tuple[str, str], RowsOfLaunch] = {}
+    launches: dict[tuple[str, str], RowsOfLaunch] = {}
     for trainer in rows.TRAINERS:
         kinds: dict[tuple[object, ...], list[rows.Row]] = {}
         for row in rows.load(trainer).values():
@@ -87,8 +87,8 @@ def _launches() -> Mapping[tuple[str, str], RowsOfLaunch]:
             size = 1 if trainer in _ALONE else _FEWER if fewer else _TOGETHER
             for start in range(0, len(alike), size):
                 launch = RowsOfLaunch(next(count), alike[start : start + size])
-                found |= {(trainer, row.label): launch for row in launch.rows}
-    return found
+                launches |= {(trainer, row.label): launch for row in launch.rows}
+    return launches
 
 
 def _kind(trainer: str, row: rows.Row) -> tuple[object, ...]:

@@ -57,16 +57,16 @@ def build_trainer(
         arguments: of the trainer, in place of those that it is given here (``model``, ``train_dataset``, ...).
         settings: of its ``GRPOConfig``; those that the release does not know are left out.
     """
-    given = {
+    keywords = {
         **({} if name == "Distillation" else {"reward_funcs": reward}),
         "args": _config(name, **settings),
         "train_dataset": prompts(),
         "processing_class": model.tokenizer,
         **(arguments or {}),
     }
-    if "model" not in given:
-        given["model"] = load_policy(model)
-    return (cls or trainer_class(subject, name))(**given)
+    if "model" not in keywords:
+        keywords["model"] = load_policy(model)
+    return (cls or trainer_class(subject, name))(**keywords)
 
 
 def load_policy(model: TinyModel) -> Any:

@@ -114,10 +114,10 @@ def _listening(embeddings: Any) -> Iterator[_Heard]:
         if not heard.over:
             heard.positions += inputs[0].shape[1]
 
-    def drawing(given: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def drawing(probabilities: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not heard.over:
-            heard.probabilities.append(given.detach().clone())
-        return multinomial(given, *args, **kwargs)
+            heard.probabilities.append(probabilities.detach().clone())
+        return multinomial(probabilities, *args, **kwargs)
 
     def generating(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         heard.begin()

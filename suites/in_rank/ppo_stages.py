@@ -236,15 +236,15 @@ def _reload(path: Path) -> dict[str, Any]:
 
     folder = path if not path.name.startswith("checkpoint-") else path.with_name("checkpoint")
     expected = torch.load(folder.with_suffix(".pt"), weights_only=True)
-    found: dict[str, Any] = {"tensors": len(expected), "equal": 0, "empty": 0, "failure": None}
+    report: dict[str, Any] = {"tensors": len(expected), "equal": 0, "empty": 0, "failure": None}
     weights = path / "model.safetensors"
     if weights.is_file():
         with safe_open(weights, framework="pt") as file:
-            found["empty"] = sum(0 in file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
+            report["empty"] = sum(0 in file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
     try:
         loaded = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").state_dict()
     except Exception as error:
-        found["failure"] = artefacts.error_text(error, limit=200)
-        return found
-    found["equal"] = sum(name in loaded and torch.equal(loaded[name], tensor) for name, tensor in expected.items())
-    return found
+        report["failure"] = artefacts.error_text(error, limit=200)
+        return report
+    report["equal"] = sum(name in loaded and torch.equal(loaded[name], tensor) for name, tensor in expected.items())
+    return report

@@ -186,7 +186,7 @@ def _of_all_ranks(failures: Sequence[Mapping[str, str] | None]) -> dict[str, Any
         failures: by rank; ``None`` where it did not fail.
     """
     by_text = {_text(failure): (str(rank), failure) for rank, failure in reversed([*enumerate(failures)]) if failure}
-    (_, first), *others = [by_text[text] for text in distinct(_text(each) for each in failures if each)]
+    (_, first), *others = [by_text[text] for text in distinct(_text(failure) for failure in failures if failure)]
     return {**first, **({"other_ranks": {rank: dict(failure) for rank, failure in others}} if others else {})}
 
 
@@ -195,7 +195,7 @@ def _text(failure: Mapping[str, str]) -> str:
 
 
 def _texts(failure: Mapping[str, Any]) -> list[str]:
-    return [_text(each) for each in (failure, *failure.get("other_ranks", {}).values())]
+    return [_text(raised) for raised in (failure, *failure.get("other_ranks", {}).values())]
 
 
 def greatest_difference_of_logs(log: Log, other: Log) -> float:
@@ -225,7 +225,7 @@ def saves_verdict(run: PPORun, stages: Iterable[str], issue: KnownIssue) -> Verd
     failed = run.failed([_BEFORE_ALL, *stages], issue)
     if failed is not None:
         return failed.verdict
-    read = [one for stage, one in (run.reloaded or {}).items() if stage in stages]
+    read = [reading for stage, reading in (run.reloaded or {}).items() if stage in stages]
     if not read:  # it was never built
         return Verdict.ERROR
-    return Verdict.OK if all(0 < one["tensors"] == one["equal"] for one in read) else Verdict.SILENT
+    return Verdict.OK if all(0 < reading["tensors"] == reading["equal"] for reading in read) else Verdict.SILENT

@@ -75,8 +75,8 @@ class Row:
     @property
     def options(self) -> dict[str, Any]:
         """Of the strategy, as a launch takes them."""
-        found = (_OPTIONS.get((self.strategy[:4], value), {}) for value in self.values.values())
-        return {name: option for options in found for name, option in options.items()}
+        chosen = (_OPTIONS.get((self.strategy[:4], value), {}) for value in self.values.values())
+        return {name: option for options in chosen for name, option in options.items()}
 
     @property
     def setting(self) -> dict[str, str]:

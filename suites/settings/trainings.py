@@ -52,7 +52,7 @@ class SettingTrainings:
         ranks, truths = self.ranks_and_truths(subject, row)
         finding = judge_setting(issue, ranks, truths)
         if finding.verdict is Verdict.OK:
-            quantised = {each["quantised"] for each in ranks}, {each["quantised"] for each in truths}
+            quantised = {rank["quantised"] for rank in ranks}, {truth["quantised"] for truth in truths}
             assert quantised == ({row.values["adapter"] == "qlora"}, {False}), quantised
             compiled = all(rank["compiled"] for rank in ranks) or not row.values["compile"]
             if not compiled or not set(row.checkpointing) <= set(finding.evidence["checkpointing"]):

@@ -43,21 +43,21 @@ def judge_equivalence(trained: Trainings, subject: str, strategy: str) -> Findin
             Verdict.ERROR,
             {"failure": training.failure, "gathering": training.first["gathering"], **training.failures_of_other_ranks},
         )
-    first, truth = training.first, alone.first
+    first, expected = training.first, alone.first
     evidence = {
         "losses": training.losses,
         "losses_single": alone.losses,
         "grad_norm": first["grad_norm"],
-        "grad_norm_single": truth["grad_norm"],
-        "weights_moved_by": greatest_difference(truth["policy"], truth["initial"]),
-        "weights_off_by": greatest_difference(first["policy"], truth["policy"]),
+        "grad_norm_single": expected["grad_norm"],
+        "weights_moved_by": greatest_difference(expected["policy"], expected["initial"]),
+        "weights_off_by": greatest_difference(first["policy"], expected["policy"]),
     }
-    assert len(truth["grad_norm"]) == STEPS
+    assert len(expected["grad_norm"]) == STEPS
     assert evidence["weights_moved_by"] > SIGNIFICANT
     assert max(alone.losses) > SIGNIFICANT
     right = (
         training.losses == pytest.approx(alone.losses, abs=LOSS_TOLERANCE)
-        and first["grad_norm"] == pytest.approx(truth["grad_norm"], rel=GRAD_NORM_TOLERANCE)
+        and first["grad_norm"] == pytest.approx(expected["grad_norm"], rel=GRAD_NORM_TOLERANCE)
         and evidence["weights_off_by"] <= WEIGHT_TOLERANCE
     )
     return Finding(Verdict.OK if right else Verdict.SILENT, evidence)

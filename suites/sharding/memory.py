@@ -190,7 +190,7 @@ def judge_memory(strategy: str, ranks: Sequence[Mapping[str, Any]], *phases: str
         return _failed(failures)
     assert all(set(rank["peaks"]) == {*memory.PHASES, *phases} for rank in ranks), ranks
     size = ranks[0]["size"]
-    found = {
+    shares = {
         "policy": max(rank["policy"] for rank in ranks) / size,
         "reference": max(rank["reference"] for rank in ranks) / size,
         "rest": max(rank["rest"] for rank in ranks) / size,
@@ -200,7 +200,7 @@ def judge_memory(strategy: str, ranks: Sequence[Mapping[str, Any]], *phases: str
         "training": _extra(ranks, "training"),
         "step": max(max(rank["peaks"].values()) for rank in ranks) / size,
     }
-    return _finding(strategy, ranks, found)
+    return _finding(strategy, ranks, shares)
 
 
 def _failed(failures: Sequence[str]) -> Finding:
@@ -212,13 +212,13 @@ def _extra(ranks: Sequence[Mapping[str, Any]], phase: str) -> float:
     return float(max(rank["extra"][phase] / rank["size"] for rank in ranks))
 
 
-def _finding(strategy: str, ranks: Sequence[Mapping[str, Any]], found: Mapping[str, float]) -> Finding:
+def _finding(strategy: str, ranks: Sequence[Mapping[str, Any]], shares: Mapping[str, float]) -> Finding:
     size, unit = ranks[0]["size"], ranks[0]["unit"]
     limits = allowed(strategy, unit / size, BUCKET * ELEMENT / size, len(ranks))
-    exceeded = [name for name, share in found.items() if share > limits[name]]
+    exceeded = [name for name, share in shares.items() if share > limits[name]]
     evidence = {
-        "shares": {name: round(share, 3) for name, share in found.items()},
-        "allowed": {name: round(limits[name], 3) for name in found},
+        "shares": {name: round(share, 3) for name, share in shares.items()},
+        "allowed": {name: round(limits[name], 3) for name in shares},
         "exceeded": exceeded,
         "model_bytes": size,
         "largest_unit": round(unit / size, 3),

@@ -160,19 +160,19 @@ def built_as_asked(strategy: str, engines: Mapping[str, Any], failure: str | Non
     engine = "deepspeed" if strategy.startswith("zero") else strategy
     if engines and engine not in engines:
         raise Absent(f"{strategy} was asked for, and this stack built {', '.join(engines)}")
-    said, _ = _location.apart(failure or "")
-    if _CANNOT_PREPARE_FSDP2 in said:
-        raise Absent(f"the Trainer of this release of Transformers cannot train under {strategy}: {said}")
+    error_text, _ = _location.apart(failure or "")
+    if _CANNOT_PREPARE_FSDP2 in error_text:
+        raise Absent(f"the Trainer of this release of Transformers cannot train under {strategy}: {error_text}")
 
 
-def greatest_difference(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> float:
+def greatest_difference(first: Mapping[str, bytes], second: Mapping[str, bytes]) -> float:
     """Between elements of float32 tensors with the same names; NaN counts as infinite, as do other shapes or names."""
-    if {name: len(data) for name, data in one.items()} != {name: len(data) for name, data in other.items()}:
+    if {name: len(data) for name, data in first.items()} != {name: len(data) for name, data in second.items()}:
         return math.inf
     differences = (
         abs(left - right)
-        for name, data in one.items()
-        for left, right in zip(array("f", data), array("f", other[name]), strict=True)
+        for name, data in first.items()
+        for left, right in zip(array("f", data), array("f", second[name]), strict=True)
     )
     return max((math.inf if math.isnan(difference) else difference for difference in differences), default=math.inf)
 

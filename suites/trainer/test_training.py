@@ -79,9 +79,9 @@ def test_accumulation(strategy: str, subject: str, judge: Judge, launches: Launc
             return Finding(failed, {"failures": failures.first, **failures.of_other_ranks})
         built_as_asked(strategy, engines, None)
         assert engines or strategy == "single", f"{strategy} was asked for, and no engine was built"
-        found = {name: value for name, value in ranks[0].items() if name != "failure"}
-        right = found["moved"] < TOLERANCE
-        return Finding(Verdict.OK if right else Verdict.SILENT, found)
+        evidence = {name: value for name, value in ranks[0].items() if name != "failure"}
+        right = evidence["moved"] < TOLERANCE
+        return Finding(Verdict.OK if right else Verdict.SILENT, evidence)
 
     judge(measure, subject=subject, strategy=strategy)
 
