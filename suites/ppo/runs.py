@@ -13,6 +13,7 @@ from pytest_trlcompat import _location, stack
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.conformance.ppo import objects as ppo
 from pytest_trlcompat.plugin.judging import Absent, Finding
+from pytest_trlcompat.strategies import family_of
 
 from ..in_rank import ppo_stages
 from ..launches import distinct
@@ -125,12 +126,10 @@ class PPORuns:
         """The run of ``subject`` under ``strategy`` on two ranks.
 
         Raises:
-            Absent: this release of TRL has no PPO, or this one of Accelerate no such strategy.
+            Absent: see :func:`require_ppo`.
             LaunchError: the launch did not return.
         """
-        require_ppo()
-        if strategy == "fsdp2" and not stack.satisfied({"accelerate": ">=1.6"}, stack.installed()):
-            raise Absent("Accelerate knows FSDP2 from 1.6.0 on, and takes FSDP1 before without a word")
+        require_ppo(strategy)
         key = (subject, strategy)
         if key not in self._known:
             self._known[key] = self._train(subject, strategy)
@@ -207,13 +206,16 @@ def greatest_difference_of_logs(log: Log, other: Log) -> float:
     )
 
 
-def require_ppo() -> None:
+def require_ppo(strategy: str = "single") -> None:
     """
     Raises:
-        Absent: this release of TRL has no PPO trainer.
+        Absent: this release of TRL has no PPO trainer, or this stack lacks what PPO needs to train under the strategy.
     """
     if reason := ppo.absence():
         raise Absent(reason)
+    for need in family_of(strategy).needs:
+        if "ppo" not in need.except_for and not stack.satisfied({need.package: f">={need.since}"}, stack.installed()):
+            raise Absent(need.reason)
 
 
 def saves_verdict(run: PPORun, stages: Iterable[str], issue: KnownIssue) -> Verdict:

@@ -175,9 +175,7 @@ def test_memory(
     """
 
     def measure() -> Finding:
-        require_ppo()
-        if strategy == "fsdp2" and not stack.satisfied({"accelerate": ">=1.6"}, stack.installed()):
-            raise Absent("Accelerate knows FSDP2 from 1.6.0 on, and takes FSDP1 before without a word")
+        require_ppo(strategy)
         if launcher.device == "cuda":
             raise Untestable("on a GPU, what cuBLAS allocates for itself counts as well, and is as large as this model")
         result = launches(
