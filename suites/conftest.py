@@ -176,7 +176,7 @@ def lora_runs(launches: LaunchCache, saved_qwen2: TinyModel) -> Callable[[str, s
         groups = {
             name: group
             for name, group in adapters.VARIANTS.items()
-            if name.partition("-")[0] == strategy and (subject == "corrected" or name not in adapters.TRUTHS)
+            if name.partition("-")[0] == strategy and (subject == "corrected" or name not in adapters.IN_ONE_PROCESS)
         }
         # By their settings, since labels share trainings. Those in bf16 last: it stays on for the whole process,
         # in the variable that Transformers sets and in Accelerate's state.

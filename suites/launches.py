@@ -1,7 +1,4 @@
-"""Launches that several suites judge, each made once per session, and what their ranks failed with.
-
-Runs in the test process.
-"""
+"""Launches that several suites judge, each made once per session, and what their ranks failed with."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ class Failures:
 
     Attributes:
         first: by stage, what the first rank that failed said.
-        others: by stage, what other ranks said beside it.
+        others: by stage, what other ranks said in addition.
     """
 
     first: Mapping[str, str]
@@ -87,12 +84,12 @@ class LaunchCache:
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of one of several trainings in a launch.
+    """The outcome of one of several trainings in a launch.
 
     Attributes:
-        ranks: what each rank returned of it; of one that the ranks ended differently, those that had an answer. Empty
-            where none had.
-        error: of the launch in which it ended no other way.
+        ranks: what each rank returned of it; if the ranks ended it differently, only those that had an answer. Empty if
+            none had.
+        error: of the launch, if that ended with this training.
         engines: that rank 0 built in its launch, by name.
     """
 
@@ -102,8 +99,10 @@ class Tried:
 
 
 def in_turn(names: Iterable[str], launch: Callable[[Sequence[str]], LaunchResult]) -> dict[str, Tried]:
-    """Have ranks train once for each name, in as few launches as it takes: one that they end differently, or that ends
-    the launch, is not tried again, and those that have no answer then are, without it.
+    """Have ranks train once for each name, in as few launches as possible.
+
+    A training that they end differently, or that ends the launch, is not tried again; another launch, without it, tries
+    those that have no answer yet.
 
     Args:
         launch: launches a body that calls :func:`~pytest_trlcompat.conformance.sequential.in_turn` for some of the

@@ -1,4 +1,4 @@
-"""What several suites say about a training that :mod:`grpo_trainings` has measured. Imports no stack."""
+"""What several suites say about a training that :mod:`grpo_trainings` has measured."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def of_resuming(ranks: Sequence[Mapping[str, Any]]) -> Finding:
 
 
 def same_at(losses: Mapping[int, float], expected: Mapping[int, float]) -> bool:
-    """Whether there are losses, and each is the truth's of the same step, which may know more steps."""
+    """Whether there are losses, and each is the expected one of the same step. ``expected`` may have more steps."""
     steps = [step for step in losses if step in expected]
     return bool(steps) and not unequal(list(losses.values()), [expected[step] for step in steps])
 

@@ -87,7 +87,7 @@ def test_checkpointing_under_zero3(subject: str, judge: Judge, lora_runs: Callab
 def test_reentrant_checkpointing_under_ddp(subject: str, judge: Judge, setting_trainings: SettingTrainings) -> None:
     """Adapters, DDP and reentrant checkpointing.
 
-    Right is: GRPO trains so as in a single process, see :mod:`suites.settings.equivalence`.
+    Right is: GRPO trains as in a single process, see :mod:`suites.settings.equivalence`.
     """
     setting_trainings.judge_row(judge, subject, "ddp-peft_config-checkpointing")
 
@@ -96,7 +96,7 @@ def test_reentrant_checkpointing_under_ddp(subject: str, judge: Judge, setting_t
 def test_mixed_dtypes_under_zero3(subject: str, judge: Judge, setting_trainings: SettingTrainings) -> None:
     """A float32 adapter on a bfloat16 model under ZeRO-3 (deepspeed 8073).
 
-    Right is: GRPO trains so as in a single process, see :mod:`suites.settings.equivalence`.
+    Right is: GRPO trains as in a single process, see :mod:`suites.settings.equivalence`.
     """
     setting_trainings.judge_row(judge, subject, "zero3-bf16_weights-peft_config")
 
@@ -105,7 +105,7 @@ def test_mixed_dtypes_under_zero3(subject: str, judge: Judge, setting_trainings:
 def test_bf16_generation_under_fsdp1(subject: str, judge: Judge, setting_trainings: SettingTrainings) -> None:
     """A float32 adapter beneath FSDP1's root, in mixed precision.
 
-    Right is: GRPO trains so as in a single process, see :mod:`suites.settings.equivalence`.
+    Right is: GRPO trains as in a single process, see :mod:`suites.settings.equivalence`.
     """
     setting_trainings.judge_row(judge, subject, "fsdp1-bf16-peft_config")
 

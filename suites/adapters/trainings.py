@@ -1,7 +1,4 @@
-"""Trainings of adapters that several suites judge, and how: by what every rank failed with, and by one process.
-
-Runs in the test process.
-"""
+"""Trainings of adapters that several suites judge, and how: by what every rank failed with, and by one process."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ class AdapterTrainings:
 
 
 def with_every_failure(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What rank 0 measured of one variant, with the ``failure`` of any rank, and what others failed with beside it.
+    """What rank 0 measured of one variant, with the ``failure`` of any rank, and what else other ranks failed with.
 
     Args:
         ranks: what :func:`adapters.lora_trainings` measured of the variant on each.

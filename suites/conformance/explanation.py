@@ -1,4 +1,4 @@
-"""Which differences from the reference other known issues explain. Imports nothing of the stack."""
+"""Which differences from the reference other known issues explain."""
 
 from __future__ import annotations
 
@@ -55,9 +55,11 @@ def explained(
 
 
 def changes_what_follows(stage: str) -> bool:
-    """Whether quantities after it are others with it: not of a number that is only logged or returned, and not of how
-    tokens would have been drawn, since completions are given;
-    nor of a row that was made wrong, since the reference then trains on that row."""
+    """Whether a difference in this quantity changes the quantities after it.
+
+    A number that is only logged or returned changes nothing. How tokens would have been drawn changes nothing, since
+    completions are fixed in advance, and neither does a wrong row, since the reference then trains on that row.
+    """
     return not stage.startswith(_ALONE)
 
 

@@ -1,11 +1,9 @@
 """Which rows a sweep of the default cells tries, and which share a launch.
 
-It tries the rows that show a known issue, the row without a setting, and as few of the others as have every value of
-every setting that occurs in a row: a covering array of strength one, found greedily. So rows that differ from others
-only in what stands together are left to other cells and to a full sweep. Rows are tried in launches of which each
-holds rows of one of these kinds alone, so that a sweep that tries one kind trains nothing of another.
-
-Imports nothing of the stack.
+It tries the rows that show a known issue, the row without a setting, and the fewest others that have every value of
+every setting that occurs in a row: a covering array of strength one, chosen greedily. So rows that differ from others
+only in the combination of their values are left to other cells and to a full sweep. Each launch tries rows of only one
+of these kinds, so that a sweep that tries one kind trains nothing of another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reference log-probabilities that DPO computes before training, held against one forward pass for each completion.
+"""Reference log-probabilities that DPO computes before training, compared with one forward pass for each completion.
 
 Right is: with ``precompute_ref_log_probs`` every rank has the log-probabilities of all pairs by the reference model
 that the trainer was given.

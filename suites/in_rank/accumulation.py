@@ -1,7 +1,6 @@
-"""Steps over accumulated micro-batches by a plain ``Trainer``, held against plain PyTorch. Runs inside the ranks.
+"""Steps over accumulated micro-batches by a plain ``Trainer``, compared with plain PyTorch. Runs inside the ranks.
 
-The trainer's loss is its own, a mean of the micro-batch, as that of TRL's DPO, KTO and reward models is. Imports the
-stack only inside functions.
+The trainer's loss is its own, a mean of the micro-batch, as that of TRL's DPO, KTO and reward models is.
 """
 
 from __future__ import annotations

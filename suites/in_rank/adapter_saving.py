@@ -1,7 +1,4 @@
-"""GRPO with adapters, measured inside the ranks: trained, saved, and resumed from a checkpoint.
-
-Imports the stack only inside functions.
-"""
+"""GRPO with adapters, measured inside the ranks: trained, saved, and resumed from a checkpoint."""
 
 from __future__ import annotations
 

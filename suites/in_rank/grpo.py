@@ -1,8 +1,6 @@
 """GRPO bodies that the suites launch: they run inside the ranks and return plain numbers.
 
 Trainers that are built like it, RLOO's and that of distillation, come by their names.
-
-Imports the stack only inside functions, so that the test process stays light.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How long the logits are that a GRPO trainer materialises, and how far its log-probabilities are off.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations

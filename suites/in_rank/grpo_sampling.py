@@ -1,7 +1,7 @@
 """From which distribution GRPO samples its completions, against the one that it scores them by: runs inside a rank.
 
 Each token is drawn by ``torch.multinomial``; the probabilities that it is given are compared with
-``softmax(logits / temperature)`` of a plain full forward pass. Imports the stack only inside functions.
+``softmax(logits / temperature)`` of a plain full forward pass.
 """
 
 from __future__ import annotations

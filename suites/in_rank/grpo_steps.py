@@ -1,7 +1,7 @@
 """What one optimizer step did, compared with the reference: runs inside a rank.
 
 The optimizer is plain SGD, so that the step itself shows the gradient under any strategy: a weight moves by the
-learning rate times its gradient. Imports the stack only inside functions.
+learning rate times its gradient.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Whole GRPO trainings, measured inside a rank: DeepSpeed's hooks, evaluation, samples, resuming; as plain numbers.
-
-Imports the stack only inside functions.
-"""
+"""Whole GRPO trainings, measured inside a rank: DeepSpeed's hooks, evaluation, samples, resuming; as plain numbers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How much of its accelerator's memory a rank uses while GRPO trains: phase by phase, in bytes.
 
-Runs inside the ranks; imports the stack only inside functions. Every step is cut into phases, and the peak is read and
+Runs inside the ranks. Every step is cut into phases, and the peak is read and
 reset where one ends:
 
 - ``generation``: from the step's begin to the first forward pass after it;
@@ -70,7 +70,7 @@ def train(subject: str, model: TinyModel, **settings: Any) -> dict[str, Any]:
     """Train :data:`STEPS` steps with AdamW.
 
     Args:
-        settings: of the ``GRPOConfig``, beside those chosen here.
+        settings: of the ``GRPOConfig``, in addition to those chosen here.
 
     Returns:
         ``failure``: a text, or ``None``. ``size`` and ``unit``: bytes of a whole model, and of one of its layers.

@@ -1,7 +1,4 @@
-"""PPO with an adapter, measured inside a rank: its reference, and what is saved.
-
-Imports the stack only inside functions.
-"""
+"""PPO with an adapter, measured inside a rank: its reference, and what is saved."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How much of its accelerator's memory a rank uses while PPO trains: phase by phase, in bytes.
 
-Runs inside the ranks; imports the stack only inside functions. An update is cut into phases, as a step of GRPO is in
+Runs inside the ranks. An update is cut into phases, as a step of GRPO is in
 :mod:`.memory`:
 
 - ``generation``: from its begin to the reference model's forward pass;

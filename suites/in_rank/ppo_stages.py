@@ -1,7 +1,4 @@
-"""What the PPO suites measure inside a rank, with the bodies of :mod:`ppo`: plain numbers for a verdict.
-
-Imports the stack only inside functions.
-"""
+"""What the PPO suites measure inside a rank, with the bodies of :mod:`ppo`: plain numbers for a verdict."""
 
 from __future__ import annotations
 
@@ -96,7 +93,7 @@ def accumulated(subject: str, model: TinyModel, steps: int) -> dict[str, bytes]:
 
 
 def reload(saved: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Read each folder as a user would, in this fresh process, and hold it against the policy that was saved.
+    """Read each folder as a user would, in this fresh process, and compare it with the policy that was saved.
 
     Args:
         saved: stage to folder.

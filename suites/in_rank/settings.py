@@ -1,6 +1,6 @@
 """One short GRPO training with a setting: a precision, a model, an adapter, checkpointing, compilation.
 
-Runs inside the ranks; imports the stack only inside functions. A training returns its losses, its logs and its weights
+Runs inside the ranks. A training returns its losses, its logs and its weights
 before and after, as plain numbers and bytes; a failure is returned, not raised, with all that was known before it.
 """
 

@@ -1,5 +1,4 @@
-"""What TRL's functions make of rows that are packed, or put behind each other, without a training. Runs inside a rank;
-imports the stack only inside functions."""
+"""What TRL's functions make of rows that are packed, or concatenated, without a training. Runs inside a rank."""
 
 from __future__ import annotations
 

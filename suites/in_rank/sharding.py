@@ -1,6 +1,6 @@
 """One GRPO training per subject and strategy, from which the suites about sharing a model judge what they are about.
 
-Runs inside the ranks; imports the stack only inside functions. What one launch measures, in its order: how the models
+Runs inside the ranks. What one launch measures, in its order: how the models
 are placed and sharded; the tokens that a greedy generation gave; losses and gradient norms of two steps; the
 synchronisation of the reference model after them; the gathered policy and reference model; and, where it is requested,
 an evaluation between the steps, what ``save_model`` wrote, and an evaluation of few prompts at last. A failure is

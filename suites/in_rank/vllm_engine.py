@@ -1,7 +1,7 @@
 """The engine of a GRPO training with vLLM, inside a rank: its tensors, and what they must be for a policy.
 
 What they must be is computed from the policy's parameters alone, by vLLM's documented layout and PEFT's formula for
-LoRA; neither library's code takes part. Imports the stack only inside functions.
+LoRA; neither library's code takes part.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Prompts with images for a training with vLLM: which image each prompt has, and what the engine must be asked with.
 
-Right is what the processor makes of one prompt alone, with its own images. Imports the stack only inside functions.
+Right is what the processor makes of one prompt alone, with its own images.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Row:
 
     Attributes:
         ids: of the whole prompt, with the tokens of its images.
-        inputs: what a model is called with beside.
+        inputs: what a model is called with in addition to the ids.
         digests: of its images, in order.
     """
 
@@ -104,7 +104,7 @@ class Rows:
         return self._row(prompt).ids
 
     def inputs_of(self, prompt: Sequence[int], ids: Sequence[int]) -> dict[str, torch.Tensor]:
-        """What a model is called with beside the ids of a prompt and its completion."""
+        """What a model is called with in addition to the ids of a prompt and its completion."""
         import torch
 
         inputs = dict(self._row(prompt).inputs)

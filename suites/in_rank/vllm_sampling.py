@@ -1,7 +1,7 @@
 """What a batch made of vLLM's completions must hold: ids in order, the sampler's log-probabilities, importance ratios.
 
 The reference is a plain forward pass of Transformers in float32 on the CPU: of the sampler with the weights that the
-engine holds, whatever they are, and of the policy with those that it has. Imports the stack only inside functions.
+engine holds, whatever they are, and of the policy with those that it has.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def compare(
     temperature: float,
     rows: vllm_images.Rows | None = None,
 ) -> dict[str, Any]:
-    """Hold a batch against the engine's outputs and the reference.
+    """Compare a batch with the engine's outputs and the reference.
 
     Args:
         policy, engine: weights under the names of a checkpoint, in float32.
@@ -174,7 +174,7 @@ def _logps(
 
 def _with_weights(path: str, weights: Mapping[str, torch.Tensor], takes_images: bool) -> Any:
     network = copy.deepcopy(_network(path, takes_images))
-    # A network of experts is not held against a reference, so that each parameter is one of a checkpoint.
+    # A network of experts is not compared with a reference, so that each parameter is one of a checkpoint.
     names = {name: vllm_engine.published(name, parameter.shape)[0] for name, parameter in network.named_parameters()}
     lacking = {name for name, part in names.items() if part not in weights}
     unused = {name for name in lacking if name.endswith("lm_head.weight") or ".post_layernorm." in name}

@@ -1,7 +1,4 @@
-"""A GRPO training whose vLLM is a server, watched inside a rank: what is handed to it, holds and returns.
-
-Imports the stack only inside functions.
-"""
+"""A GRPO training whose vLLM is a server, watched inside a rank: what is handed to it, holds and returns."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Training with vLLM, in the same process or as a server, inside a rank; see :mod:`.vllm_watch` for what is watched.
 
 With GRPO, RLOO or distillation, which generate alike.
-
-Imports the stack only inside functions.
 """
 
 from __future__ import annotations
@@ -150,7 +148,7 @@ def is_adapted(variant: str) -> bool:
 
 
 def weights_alone(variant: str) -> bool:
-    """Whether its batches are not held against a reference."""
+    """Whether its batches are not compared with a reference."""
     return variant.startswith(("tied_", "tokens", "moe", "parallel"))
 
 

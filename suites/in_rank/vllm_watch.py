@@ -1,6 +1,6 @@
-"""A training with vLLM watched inside a rank: what the engine is handed, holds and returns, against what it must.
+"""A training with vLLM watched inside a rank: what the engine gets, holds and returns, compared with what it must.
 
-Of any trainer that generates with vLLM, in the same process or with a server. Imports the stack only inside functions.
+Of any trainer that generates with vLLM, in the same process or with a server.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Watch:
         temperature: at which completions are sampled.
         scaling: of an adapter, where there is one.
         tokens: whose rows of the embeddings are trained by themselves, where any are.
-        compares_batches: whether these are held against a reference, too.
-        looks_again: whether a server is looked at after it has answered as well, where it may be another one by then.
-        rows: of prompts with images, what each must be asked with; ``None`` where prompts are texts alone.
+        compares_batches: whether batches are compared with a reference, too.
+        looks_again: whether a server is read again after it has answered, since it may be another one by then.
+        rows: for prompts with images, what each request must have; ``None`` if prompts are texts alone.
         generations, synchronisations, batches: see :func:`vllm_training.train`.
         loaded: by synchronisation, how often each name was handed over.
         unanswered: calls of a server that was gone.

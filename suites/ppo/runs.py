@@ -1,6 +1,6 @@
 """The launches behind the PPO suites: each subject runs once under each strategy, for all suites together.
 
-Runs in the test process and imports nothing of the stack.
+Runs in the test process.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _texts(failure: Mapping[str, Any]) -> list[str]:
 
 
 def greatest_difference_of_logs(log: Log, other: Log) -> float:
-    """The greatest one of any number; infinity where one is NaN, or stands in one of two steps' logs alone."""
+    """The greatest difference of any number; infinity if one is NaN, or only one of the two logs has it."""
     return largest(
         abs(entry.get(key, math.nan) - same.get(key, math.nan))
         for entry, same in zip(log, other, strict=True)

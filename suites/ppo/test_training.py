@@ -127,7 +127,7 @@ def test_gradient_accumulation(
 def test_reference_of_an_adapter(
     strategy: str, subject: str, judge: Judge, launch_once: Callable[..., list[Any]], saved_mistral: TinyModel
 ) -> None:
-    """PPO holds its policy against itself without the adapter.
+    """PPO's reference is its policy without the adapter.
 
     Right is: the numbers of each step are those of a training whose reference is a copy of the policy, made before it
     got its adapter; and the adapter that is saved is bitwise the one that was trained.

@@ -1,12 +1,12 @@
 """Whether a training with a setting is that of one process: losses, logs and how far each weight moved.
 
-Runs in the test process; imports nothing of the stack.
+Runs in the test process.
 
 In float32, what is left is the order of sums: of a tensor's movement 2e-5 of it were seen at most, of losses and logs
 3e-8 and 7e-7. In bfloat16 the rounding of each operator is larger than some bugs, so that the tolerance is measured
-with the very training: the weights are changed by at most one unit in the last place, three times, and what comes out
-may differ from the truth :data:`FACTOR` times as far as these do. A few percent of a gradient's scale stay unseen, and
-half of it does not.
+with the same training: the weights are changed by at most one unit in the last place, three times, and the result may
+differ from what is expected :data:`FACTOR` times as far as these do. An error of a few percent of a gradient's scale
+stays unseen, an error of half of it does not.
 """
 
 from __future__ import annotations
@@ -43,22 +43,24 @@ _NO_VISION = (
 """What TRL's GRPO says of a vision model before it knows such."""
 
 
-def judge_setting(issue: str, ranks: Sequence[Mapping[str, Any]], truths: Sequence[Mapping[str, Any]]) -> Finding:
+def judge_setting(
+    issue: str, ranks: Sequence[Mapping[str, Any]], in_one_process: Sequence[Mapping[str, Any]]
+) -> Finding:
     """
     Args:
         issue: whose symptoms make a failure ``broken``.
         ranks: what :func:`suites.in_rank.settings.train` returned on each.
-        truths: the same of one process, as it is, and with weights changed by a unit in the last place.
+        in_one_process: the same of one process, first as it is, then with weights changed by a unit in the last place.
 
     Raises:
         Absent: this release of TRL calls the model as a vision model cannot be called.
     """
-    for trainings in (truths, ranks):
+    for trainings in (in_one_process, ranks):
         failures = dict.fromkeys(training["failure"] or training["gathering"] for training in trainings)
         failures.pop(None, None)
         if failures:
             root = [text for text in failures if not is_of_ended_peer(text)] or list(failures)
-            where = "single" if trainings is truths else "ranks"
+            where = "single" if trainings is in_one_process else "ranks"
             if any(words in root[0] for words in _NO_VISION):
                 raise Absent(f"GRPO of this release of TRL trains no Qwen2-VL: {root[0]}")
             verdict = failure_of(issue, {where: root[0]}) or Verdict.ERROR
@@ -66,7 +68,7 @@ def judge_setting(issue: str, ranks: Sequence[Mapping[str, Any]], truths: Sequen
                 verdict,
                 {"failure": root[0], "failed_in": where, "losses": [training["losses"] for training in trainings]},
             )
-    expected, *neighbours = truths
+    expected, *neighbours = in_one_process
     assert len(expected["logs"]["grad_norm"]) == STEPS
     numbers, expected_numbers, near = (
         _numbers(ranks),
@@ -97,7 +99,9 @@ def judge_setting(issue: str, ranks: Sequence[Mapping[str, Any]], truths: Sequen
         spread = largest([0.0, *(_distance(names, movement, true_moves) for movement in movements)])
         assert math.isfinite(spread), f"{name} of a neighbour are not finite, so that no tolerance follows"
         allowed = MOVEMENT_TOLERANCE * _size(names, true_moves) + 1e-7 + FACTOR * spread
-        if expected["dtypes"] == ["torch.bfloat16"]:  # one that stays in the truth may make a step to the next number
+        if expected["dtypes"] == [
+            "torch.bfloat16"
+        ]:  # a weight that stays in one process may step to the next number here
             allowed += 2 * BF16_ULP * max(_greatest(expected["initial"][weight]) for weight in names)
         if not off <= allowed:
             wrong[name] = {"off": off, "allowed": allowed, "moved": _size(names, true_moves)}

@@ -1,6 +1,6 @@
 """Whether a training on several ranks is the training of a single process: losses, gradient norms, weights.
 
-Runs in the test process; imports nothing of the stack. The completions depend on the row alone, so that the batch of a
+Runs in the test process. The completions depend on the row alone, so that the batch of a
 step is the same on however many ranks; what is left is the order of float32 sums, and the tolerances are for that. Sums
 of the few thousand terms of a loss or a gradient differ by some 1e-7 of themselves in another order, and two steps
 of SGD add up such differences; 6e-8, 4e-7 and 2e-7 were seen at most. The mildest known bug is off by 1e-2.

@@ -1,8 +1,8 @@
 """How much memory a strategy allows a rank, in copies of the model, and what was measured above it.
 
-Runs in the test process; imports nothing of the stack. What a strategy promises is written where it is defined:
+Runs in the test process. What a strategy promises is written where it is defined:
 
-- DDP keeps all of everything on every rank, and buckets of the size of the gradients beside them
+- DDP keeps all of everything on every rank, and buckets of the size of the gradients
   (``gradient_as_bucket_view`` of PyTorch's ``DistributedDataParallel``).
 - ZeRO-2 shards gradients and optimizer, ZeRO-3 parameters too. ``estimate_zero2_model_states_mem_needs``, in
   ``deepspeed.runtime.zero.stage_1_and_2``, counts what belongs to that: of each parameter two gradients, one as the

@@ -62,7 +62,7 @@ def test_first_tokens(strategy: str, subject: str, judge: Judge, trained: Traini
 def test_offloaded_parameters(subject: str, judge: Judge, setting_trainings: SettingTrainings) -> None:
     """Prompts are put where FSDP2 keeps offloaded parameters, on the host.
 
-    Right is: GRPO trains so as in a single process, see :mod:`suites.settings.equivalence`.
+    Right is: GRPO trains as in a single process, see :mod:`suites.settings.equivalence`.
     """
     setting_trainings.judge_row(judge, subject, "fsdp2-offload_parameters")
 
@@ -72,7 +72,7 @@ def test_offloaded_parameters(subject: str, judge: Judge, setting_trainings: Set
 def test_compiled_policy(subject: str, judge: Judge, setting_trainings: SettingTrainings) -> None:
     """What ``torch.compile`` has made of FSDP1's root is asked to summon it.
 
-    Right is: GRPO trains so as in a single process, see :mod:`suites.settings.equivalence`.
+    Right is: GRPO trains as in a single process, see :mod:`suites.settings.equivalence`.
     """
     setting_trainings.judge_row(judge, subject, "fsdp1-compiled")
 

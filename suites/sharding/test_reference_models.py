@@ -56,7 +56,7 @@ def test_synchronisation(strategy: str, subject: str, judge: Judge, trained: Tra
     """The synchronised reference model computes with its old weights under FSDP1.
 
     Right is: after ``sync_ref_model`` every weight that the reference model computes with is the mixture of what it was
-    and what the policy is. The truth is that mixture of the policy, gathered after the same step, and of the weights
+    and what the policy is. Expected is that mixture of the policy, gathered after the same step, and of the weights
     before training.
     """
 

@@ -82,7 +82,7 @@ def test_outputs_of_grpo(subject: str, judge: Judge, setting_trainings: SettingT
     label = "fsdp2-bf16"
 
     def measure() -> Finding:
-        ranks, (alone,) = setting_trainings.ranks_and_truths(subject, row(label), neighbours=False)
+        ranks, (alone,) = setting_trainings.ranks_and_one_process(subject, row(label), neighbours=False)
         losses = [sum(step) / len(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
         return _of_outputs(ranks, {"losses": losses, "losses_single": alone["losses"]})
 
@@ -114,7 +114,7 @@ def test_loss_of_a_plain_trainer(subject: str, judge: Judge, launches: LaunchCac
 def test_checkpointed_cache(subject: str, judge: Judge, setting_trainings: SettingTrainings) -> None:
     """FSDP's activation checkpointing of a model with a cache.
 
-    Right is: GRPO trains so as in a single process, see :mod:`suites.settings.equivalence`.
+    Right is: GRPO trains as in a single process, see :mod:`suites.settings.equivalence`.
     """
     setting_trainings.judge_row(judge, subject, "fsdp1-wrapper_checkpointing")
 

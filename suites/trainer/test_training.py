@@ -1,4 +1,4 @@
-"""What every trainer rests on: imports, arguments, accumulation, resuming, and a teacher beside the policy."""
+"""What every trainer needs: imports, arguments, accumulation, resuming, and a teacher next to the policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TEACHER_TOLERANCE = 1e-4
 
 @pytest.mark.known_issue("trl-import")
 def test_import(subject: str, judge: Judge, launcher: Launcher) -> None:
-    """A release of TRL that cannot be imported beside a newer Transformers.
+    """A release of TRL that cannot be imported with a newer Transformers.
 
     Neither package declares the limit, so that pip installs the two side by side.
     """

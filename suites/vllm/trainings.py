@@ -1,6 +1,6 @@
 """One training with vLLM per trainer, subject and label, shared by the suites that judge it.
 
-Runs in the test process and imports nothing of the stack.
+Runs in the test process.
 """
 
 from __future__ import annotations

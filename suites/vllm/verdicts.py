@@ -1,6 +1,6 @@
 """How trainings with vLLM are judged, by numbers alone; the benchmark of planted faults asks the same.
 
-Runs in the test process and imports nothing of the stack.
+Runs in the test process.
 """
 
 from __future__ import annotations
