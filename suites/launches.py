@@ -121,7 +121,8 @@ def in_turn(names: Iterable[str], launch: Callable[[Sequence[str]], LaunchResult
 def _tried(result: LaunchResult, names: Sequence[str]) -> dict[str, Tried]:
     """Of one launch, by name; of one training at least."""
     engines = result.ranks[0].proof.get("engines", {})
-    answers = [_said(rank) for rank in result.ranks]
+    answers = [_answers_of(rank) for rank in result.ranks]
+    # The last training that a rank has an answer for, where ranks ended that one differently.
     parted = [[*answer][-1] for answer in answers if answer and FAILED_ON in [*answer.values()][-1]]
     if result.ok or (parted and answers[0]):
         every = {name: [answer[name] for answer in answers if name in answer] for name in answers[0]}
@@ -141,7 +142,7 @@ def _tried(result: LaunchResult, names: Sequence[str]) -> dict[str, Tried]:
     return {first: Tried(error=error)}
 
 
-def _said(rank: RankResult) -> Mapping[str, Mapping[str, Any]]:
+def _answers_of(rank: RankResult) -> Mapping[str, Mapping[str, Any]]:
     """By name, what a rank returned, or had when it was left alone by others that live."""
     if rank.returned:
         return dict(rank.value)

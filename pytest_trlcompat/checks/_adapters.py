@@ -86,6 +86,7 @@ def saved_adapter(model: Any, adapter: str) -> SavedAdapter:
     from peft import get_peft_model_state_dict
 
     live = {name: torch.empty(0) if sharded else tensor.detach() for name, tensor in own_tensors(model, "", set())}
+    # PEFT hands on live tensors as they are, and makes new ones of what it computes: identity tells them apart.
     by_identity = {id(tensor): clean_name(name) for name, tensor in live.items()}
     try:
         with _same_draws(model), torch.no_grad():  # the encoder of a prompt may have dropout

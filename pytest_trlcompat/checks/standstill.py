@@ -34,6 +34,7 @@ class Standstill:
         self._before = before
         self._forwards = forwards
         self._began_at = step
+        # The largest learning rate so far; empty while no step has begun.
         self._rates: list[float] = []
         self._norm: float | None = None
 

@@ -168,7 +168,7 @@ def trainings_of_neighbours(
     generate = GenerationMixin.generate
     trainings = []
     for seed in seeds:
-        GenerationMixin.generate = generate
+        GenerationMixin.generate = generate  # each training wraps it again
         trainings.append(train(subject, model, setting, learning_rate, seed))
     return trainings
 

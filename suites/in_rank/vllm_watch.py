@@ -156,6 +156,7 @@ def _watch_synchronisation(trainer: Any, watch: Watch) -> None:
         else (trainer, "_move_model_to_vllm")
     )
     synchronise = getattr(holder, name)
+    # To a server the main process alone hands the weights over, for all ranks.
     hands_over = getattr(trainer.args, "vllm_mode", "") == "colocate" or trainer.accelerator.is_main_process
     tied = _tied(trainer.model)
 

@@ -184,6 +184,7 @@ def _of_all_ranks(failures: Sequence[Mapping[str, str] | None]) -> dict[str, Any
     Args:
         failures: by rank; ``None`` where it did not fail.
     """
+    # Reversed, so that the first of the ranks with the same text stays.
     by_text = {_text(failure): (str(rank), failure) for rank, failure in reversed([*enumerate(failures)]) if failure}
     (_, first), *others = [by_text[text] for text in distinct(_text(failure) for failure in failures if failure)]
     return {**first, **({"other_ranks": {rank: dict(failure) for rank, failure in others}} if others else {})}
