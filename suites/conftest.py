@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test of the suites with the parts in which it is run, those of conformance aside, which have theirs."""
     catalog = known_issues.load()
-    for item in (each for each in items if each.path.is_relative_to(Path(__file__).parent)):
+    for item in (test for test in items if test.path.is_relative_to(Path(__file__).parent)):
         named = item.get_closest_marker("known_issue")
         values = getattr(getattr(item, "callspec", None), "params", {})
         if any(item.get_closest_marker(part) for part in PARTS):
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if named is None:
             raise pytest.UsageError(f"{item.nodeid} is of no known issue")
         labels = catalog[named.args[0]].strategies
-        label = next((each for each in values.values() if isinstance(each, str) and each in labels), None)
+        label = next((value for value in values.values() if isinstance(value, str) and value in labels), None)
         for part in parts_of(named.args[0], label, item.path.parent.name):
             item.add_marker(part)
 
@@ -176,16 +176,19 @@ def lora_runs(launches: LaunchCache, saved_qwen2: TinyModel) -> Callable[[str, s
         groups = {
             name: group
             for name, group in adapters.VARIANTS.items()
-            if name.partition("-")[0] == strategy and (subject == "corrected" or name not in adapters.TRUTHS)
+            if name.partition("-")[0] == strategy and (subject == "corrected" or name not in adapters.IN_ONE_PROCESS)
         }
         # By their settings, since labels share trainings. Those in bf16 last: it stays on for the whole process,
         # in the variable that Transformers sets and in Accelerate's state.
-        made = sorted((made for group in groups.values() for made in group.values()), key=lambda made: "bf16" in made)
-        variants = {repr(settings): settings for settings in made}
+        trainings = sorted(
+            (settings for group in groups.values() for settings in group.values()),
+            key=lambda settings: "bf16" in settings,
+        )
+        variants = {repr(settings): settings for settings in trainings}
 
         def launched(names: Sequence[str]) -> LaunchResult:
             return launches(
-                *(adapters.lora_trainings, subject, saved_qwen2, {each: variants[each] for each in names}),
+                *(adapters.lora_trainings, subject, saved_qwen2, {name: variants[name] for name in names}),
                 strategy=strategy,
                 sharded=False,
                 check=False,
@@ -193,10 +196,10 @@ def lora_runs(launches: LaunchCache, saved_qwen2: TinyModel) -> Callable[[str, s
             )
 
         tried = in_turn(variants, launched)
-        found = {name: tried[repr(made)] for name, made in adapters.VARIANTS[label].items()}
-        for error in (each.error for each in found.values() if each.error is not None):
+        by_variant = {name: tried[repr(settings)] for name, settings in adapters.VARIANTS[label].items()}
+        for error in (training.error for training in by_variant.values() if training.error is not None):
             raise error
-        return {name: with_every_failure(each.ranks) for name, each in found.items()}
+        return {name: with_every_failure(training.ranks) for name, training in by_variant.items()}
 
     return run
 

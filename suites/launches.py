@@ -1,7 +1,4 @@
-"""Launches that several suites judge, each made once per session, and what their ranks failed with.
-
-Runs in the test process.
-"""
+"""Launches that several suites judge, each made once per session, and what their ranks failed with."""
 
 from __future__ import annotations
 
@@ -26,8 +23,8 @@ _BEGUN = re.compile(rf"^(?:{BEGINS}(?P<name>.+)|{ENDS})$", re.MULTILINE)
 
 def distinct(texts: Iterable[str | None]) -> list[str]:
     """What ranks failed with, each text once; that another rank had ended only where nothing else was said."""
-    found = dict.fromkeys(text for text in texts if text)
-    return [text for text in found if not is_of_ended_peer(text)] or list(found)
+    distinct_texts = dict.fromkeys(text for text in texts if text)
+    return [text for text in distinct_texts if not is_of_ended_peer(text)] or list(distinct_texts)
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Failures:
 
     Attributes:
         first: by stage, what the first rank that failed said.
-        others: by stage, what other ranks said beside it.
+        others: by stage, what other ranks said in addition.
     """
 
     first: Mapping[str, str]
@@ -49,10 +46,10 @@ class Failures:
             ranks: of each rank the stages that failed, and why; ``None`` for one that did not.
         """
         stages = dict.fromkeys(stage for rank in ranks for stage in rank)
-        said = {stage: distinct(rank.get(stage) for rank in ranks) for stage in stages}
+        texts_by_stage = {stage: distinct(rank.get(stage) for rank in ranks) for stage in stages}
         return cls(
-            {stage: texts[0] for stage, texts in said.items() if texts},
-            {stage: texts[1:] for stage, texts in said.items() if texts[1:]},
+            {stage: texts[0] for stage, texts in texts_by_stage.items() if texts},
+            {stage: texts[1:] for stage, texts in texts_by_stage.items() if texts[1:]},
         )
 
     @property
@@ -79,20 +76,20 @@ class LaunchCache:
                 self._known[key] = self._launcher(body, *args, **settings)
             except LaunchError as error:
                 self._known[key] = error
-        found = self._known[key]
-        if isinstance(found, LaunchError):
-            raise found
-        return found
+        result = self._known[key]
+        if isinstance(result, LaunchError):
+            raise result
+        return result
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of one of several trainings in a launch.
+    """The outcome of one of several trainings in a launch.
 
     Attributes:
-        ranks: what each rank returned of it; of one that the ranks ended differently, those that had an answer. Empty
-            where none had.
-        error: of the launch in which it ended no other way.
+        ranks: what each rank returned of it; if the ranks ended it differently, only those that had an answer. Empty if
+            none had.
+        error: of the launch, if that ended with this training.
         engines: that rank 0 built in its launch, by name.
     """
 
@@ -102,8 +99,10 @@ class Tried:
 
 
 def in_turn(names: Iterable[str], launch: Callable[[Sequence[str]], LaunchResult]) -> dict[str, Tried]:
-    """Have ranks train once for each name, in as few launches as it takes: one that they end differently, or that ends
-    the launch, is not tried again, and those that have no answer then are, without it.
+    """Have ranks train once for each name, in as few launches as possible.
+
+    A training that they end differently, or that ends the launch, is not tried again; another launch, without it, tries
+    those that have no answer yet.
 
     Args:
         launch: launches a body that calls :func:`~pytest_trlcompat.conformance.sequential.in_turn` for some of the
@@ -112,25 +111,26 @@ def in_turn(names: Iterable[str], launch: Callable[[Sequence[str]], LaunchResult
     Raises:
         LaunchError: a launch failed before the first training, or after the last.
     """
-    left, found = list(names), dict[str, Tried]()
-    while left:
-        found |= _tried(launch(left), left)
-        left = [name for name in left if name not in found]
-    return found
+    waiting, tried = list(names), dict[str, Tried]()
+    while waiting:
+        tried |= _tried(launch(waiting), waiting)
+        waiting = [name for name in waiting if name not in tried]
+    return tried
 
 
 def _tried(result: LaunchResult, names: Sequence[str]) -> dict[str, Tried]:
     """Of one launch, by name; of one training at least."""
     engines = result.ranks[0].proof.get("engines", {})
-    said = [_said(rank) for rank in result.ranks]
-    parted = [[*each][-1] for each in said if each and FAILED_ON in [*each.values()][-1]]
-    if result.ok or (parted and said[0]):
-        every = {name: [each[name] for each in said if name in each] for name in said[0]}
+    answers = [_answers_of(rank) for rank in result.ranks]
+    # The last training that a rank has an answer for, where ranks ended that one differently.
+    parted = [[*answer][-1] for answer in answers if answer and FAILED_ON in [*answer.values()][-1]]
+    if result.ok or (parted and answers[0]):
+        every = {name: [answer[name] for answer in answers if name in answer] for name in answers[0]}
     else:  # rank 0, which alone compares, has no answer
-        every = {name: [each[name] for each in said if name in each] for name in parted[:1]}
+        every = {name: [answer[name] for answer in answers if name in answer] for name in parted[:1]}
     if every:
         return {name: Tried(ranks, engines=engines) for name, ranks in every.items()}
-    begun = {rank.rank: found[-1] for rank in result.ranks if (found := _BEGUN.findall(rank.stderr))}
+    begun = {rank.rank: marks[-1] for rank in result.ranks if (marks := _BEGUN.findall(rank.stderr))}
     was_in = [f"rank {rank} was in {name!r}" for rank, name in begun.items() if name]
     error = LaunchError("\n".join([result.describe(), *was_in]), result)
     # That of the rank that failed first, or in which one hung.
@@ -142,7 +142,7 @@ def _tried(result: LaunchResult, names: Sequence[str]) -> dict[str, Tried]:
     return {first: Tried(error=error)}
 
 
-def _said(rank: RankResult) -> Mapping[str, Mapping[str, Any]]:
+def _answers_of(rank: RankResult) -> Mapping[str, Mapping[str, Any]]:
     """By name, what a rank returned, or had when it was left alone by others that live."""
     if rank.returned:
         return dict(rank.value)

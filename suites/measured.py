@@ -1,7 +1,7 @@
-"""What suites say of many numbers: never that nothing is right, and never that what is no number is small.
+"""What suites say of many numbers: that none at all is never right, and that NaN is never small.
 
 Python's own ``all`` is true of nothing, and its ``max`` drops a NaN that does not come first. Used in the test process
-and in ranks; imports only the standard library.
+and in ranks.
 """
 
 from __future__ import annotations

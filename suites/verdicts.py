@@ -1,4 +1,4 @@
-"""What several suites say about a training that :mod:`grpo_trainings` has measured. Imports no stack."""
+"""What several suites say about a training that :mod:`grpo_trainings` has measured."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def failure_of(issue_id: str, failures: Mapping[str, str]) -> Verdict | None:
         return None
     issue = load().get_issue(issue_id)
     for text in failures.values():
-        said, location = _location.apart(text)
-        name, _, message = said.partition(": ")
+        error_text, location = _location.apart(text)
+        name, _, message = error_text.partition(": ")
         if issue.shows((name,), message, location):
             return Verdict.BROKEN
     return Verdict.ERROR
@@ -61,20 +61,20 @@ def of_resuming(ranks: Sequence[Mapping[str, Any]]) -> Finding:
     return Finding(Verdict.SILENT if wrong or ranks[0]["steps"] != expected else Verdict.OK, evidence)
 
 
-def same_at(found: Mapping[int, float], truth: Mapping[int, float]) -> bool:
-    """Whether there are losses, and each is the truth's of the same step, which may know more steps."""
-    steps = [step for step in found if step in truth]
-    return bool(steps) and not unequal(list(found.values()), [truth[step] for step in steps])
+def same_at(losses: Mapping[int, float], expected: Mapping[int, float]) -> bool:
+    """Whether there are losses, and each is the expected one of the same step. ``expected`` may have more steps."""
+    steps = [step for step in losses if step in expected]
+    return bool(steps) and not unequal(list(losses.values()), [expected[step] for step in steps])
 
 
-def unequal(one: Sequence[float], other: Sequence[float], relative: bool = False) -> bool:
+def unequal(series: Sequence[float], expected: Sequence[float], relative: bool = False) -> bool:
     """Whether two series differ by more than rounding, in length or in any number; what is not finite equals nothing.
 
     Raises:
         AssertionError: both are empty, so that there is nothing to compare.
     """
-    assert one or other, "there is nothing to compare"
-    limits = [_GRAD_NORM_TOLERANCE * abs(number) if relative else LOSS_TOLERANCE for number in other]
-    return len(one) != len(other) or not every(
-        abs(left - right) <= limit < math.inf for left, right, limit in zip(one, other, limits, strict=True)
+    assert series or expected, "there is nothing to compare"
+    limits = [_GRAD_NORM_TOLERANCE * abs(number) if relative else LOSS_TOLERANCE for number in expected]
+    return len(series) != len(expected) or not every(
+        abs(left - right) <= limit < math.inf for left, right, limit in zip(series, expected, limits, strict=True)
     )

@@ -64,8 +64,8 @@ def test_a_label_with_an_unknown_or_a_second_value_is_refused(label: str) -> Non
 def test_a_label_gives_options_and_what_a_rank_chooses() -> None:
     chosen = row("fsdp1-offload_parameters-bf16-wrapper_checkpointing")
     assert chosen.options == {"offload_params": True, "activation_checkpointing": True}
-    assert chosen.setting == chosen.truth == {"precision": "bf16"}
+    assert chosen.setting == chosen.setting_of_one_process == {"precision": "bf16"}
     other = row("zero3-persistent-peft_model-checkpointing")
     assert other.options == {"zero_optimization": {"stage3_param_persistence_threshold": 100_000}}
     assert other.setting == {"adapter": "peft_model", "checkpointing": "model"}
-    assert other.truth == {"adapter": "peft_model"}
+    assert other.setting_of_one_process == {"adapter": "peft_model"}

@@ -1,21 +1,21 @@
 """Checks: invariants of training that anyone can assert on a model, a trainer or a checkpoint, in real training too.
 
-As functions, each of which raises :class:`CheckError` that says what was expected, what was found and what to do, or
-its subclass :class:`OddError` where that may be meant::
+Each check is a function. It raises :class:`CheckError`, which says what was expected, what was found and what to do, or
+its subclass :class:`OddError` where that may be intended::
 
     from pytest_trlcompat.checks import check_reference_model
 
     check_reference_model(trainer.ref_model, trainer.model)
 
-or all of them around a training::
+:class:`CompatCallback` runs all of them during a training::
 
     from pytest_trlcompat.checks import CompatCallback
 
     trainer.add_callback(CompatCallback(trainer))
 
-With several ranks every function is collective: all must call it at the same point, and all raise if one does.
-Importing this package does not import the stack; accessing one of its names does. No module here imports pytest or a
-package of the harness, so that users can train with them.
+With several ranks every function is collective: all ranks must call it at the same point, and all raise if one does.
+Importing this package does not import the stack; accessing one of its names does. Nothing here needs pytest, so a
+training of your own can use it.
 """
 
 from __future__ import annotations

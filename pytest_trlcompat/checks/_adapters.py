@@ -1,7 +1,4 @@
-"""Where PEFT saves adapters, and what it calls their tensors there, told by PEFT's own function.
-
-Imports torch, PEFT inside functions and only for models that have adapters, and of this package ``_models``.
-"""
+"""Where PEFT saves adapters, and what it calls their tensors there, told by PEFT's own function."""
 
 from __future__ import annotations
 
@@ -44,10 +41,10 @@ class SavedAdapter:
 def adapter_folders(model: Any, folder: Path) -> dict[str, Path]:
     """The folders that hold the adapters of a model, by their names.
 
-    PEFT's ``save_pretrained`` saves the adapter ``default`` in the folder itself and others in folders beneath; a model
-    of Transformers' that adapters were injected into saves the active one, in the folder itself.
+    PEFT's ``save_pretrained`` saves the adapter ``default`` in the folder itself and others in subfolders. A model of
+    Transformers into which adapters were injected saves the active one, in the folder itself.
     """
-    adapters = [str(each) for each in getattr(model, "peft_config", None) or {}]
+    adapters = [str(adapter) for adapter in getattr(model, "peft_config", None) or {}]
     if not any(base.__name__ == "PeftModel" for base in type(model).__mro__):
         return {active_adapter(model): folder}
     folders = {name: folder if name == "default" else folder / name for name in adapters}
@@ -57,8 +54,8 @@ def adapter_folders(model: Any, folder: Path) -> dict[str, Path]:
 
 
 def active_adapter(model: Any) -> str:
-    """The name of the adapter in use, the first of several; ``default`` where that is one, or where there is none."""
-    adapters = [str(each) for each in getattr(model, "peft_config", None) or {}]
+    """The name of the adapter in use, the first of several; ``default`` if the model has that one, or none."""
+    adapters = [str(adapter) for adapter in getattr(model, "peft_config", None) or {}]
     if "default" in adapters or not adapters:
         return "default"
     active = getattr(model, "active_adapters", None)
@@ -73,7 +70,7 @@ def active_adapter(model: Any) -> str:
 def saved_adapter(model: Any, adapter: str) -> SavedAdapter:
     """What the file of an adapter has to hold. On the first rank alone: nothing here is collective.
 
-    Of a model that is sharded the names alone are asked for, since it cannot be computed with.
+    If the model is sharded, PEFT is asked for the names alone: it cannot compute with shards.
 
     Args:
         model: a model with adapters, without wrappers around it.
@@ -88,17 +85,18 @@ def saved_adapter(model: Any, adapter: str) -> SavedAdapter:
         return _sharded_prompt(model, adapter)
     from peft import get_peft_model_state_dict
 
-    live = {name: torch.empty(0) if sharded else each.detach() for name, each in own_tensors(model, "", set())}
-    by_identity = {id(each): clean_name(name) for name, each in live.items()}
+    live = {name: torch.empty(0) if sharded else tensor.detach() for name, tensor in own_tensors(model, "", set())}
+    # PEFT hands on live tensors as they are, and makes new ones of what it computes: identity tells them apart.
+    by_identity = {id(tensor): clean_name(name) for name, tensor in live.items()}
     try:
         with _same_draws(model), torch.no_grad():  # the encoder of a prompt may have dropout
             stored = get_peft_model_state_dict(model, live, adapter, save_embedding_layers=False)
     except Exception as error:
         return SavedAdapter(doubt=f"PEFT does not tell what it stores: {type(error).__name__}: {error}")
-    stored = {clean_name(key): each for key, each in stored.items()}
+    stored = {clean_name(key): tensor for key, tensor in stored.items()}
     return SavedAdapter(
-        names={by_identity[id(each)]: key for key, each in stored.items() if id(each) in by_identity},
-        computed={key: each.detach() for key, each in stored.items() if id(each) not in by_identity},
+        names={by_identity[id(tensor)]: key for key, tensor in stored.items() if id(tensor) in by_identity},
+        computed={key: tensor.detach() for key, tensor in stored.items() if id(tensor) not in by_identity},
     )
 
 
@@ -113,8 +111,8 @@ def _sharded_prompt(model: Any, adapter: str) -> SavedAdapter:
 
 
 def _same_draws(model: nn.Module) -> Any:
-    """Random numbers go on where they were."""
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    """Restore the state of the random number generators afterwards."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     accelerators = [] if device.type == "cpu" else [device.index or 0]
     return torch.random.fork_rng(accelerators, device_type=device.type if accelerators else "cuda")
 
@@ -123,7 +121,7 @@ def adapter_keys(name: str, adapter: str) -> list[str]:
     """What PEFT may call the tensor of an adapter in the adapter's file, which leaves out the adapter's name."""
     plain = ".".join(part for part in name.split(".") if part not in (adapter, "modules_to_save"))
     names = [name, plain, plain.removesuffix(".weight")]  # DoRA's magnitudes lose their suffix as well
-    return [key for each in names for key in prefixed(each)]
+    return [key for spelling in names for key in prefixed(spelling)]
 
 
 def prefixed(name: str) -> list[str]:

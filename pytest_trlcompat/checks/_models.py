@@ -1,7 +1,4 @@
-"""Models as ranks hold them: wrapped by DDP, FSDP1 or DeepSpeed, sharded by FSDP1, FSDP2 or ZeRO-3, or whole.
-
-Imports torch, and DeepSpeed only where a model is DeepSpeed's already; nothing of this package.
-"""
+"""Models as ranks hold them: wrapped by DDP, FSDP1 or DeepSpeed, sharded by FSDP1, FSDP2 or ZeRO-3, or whole."""
 
 from __future__ import annotations
 
@@ -79,7 +76,7 @@ def without(named: Sequence[tuple[str, nn.Parameter]], ignore: Sequence[str]) ->
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """What of a parameter or gradient this rank holds at rest; all of it where nothing is sharded.
+    """The part of a parameter or gradient that this rank holds at rest; all of it if nothing is sharded.
 
     Under ZeRO-3 this is flat, and padded on the last ranks.
     """
@@ -118,9 +115,9 @@ def gathered_share(model: nn.Module) -> float | None:
     sizes: dict[nn.Module, int] = {}
     counted: set[int] = set()
     for unit in reversed(units):  # inner ones first: what they hold does not count for the outer ones
-        own = {id(each): each for each in unit.parameters() if id(each) not in counted}
-        counted |= set(own)
-        sizes[unit] = sum(local_shard(each).numel() for each in own.values())
+        unit_parameters = {id(parameter): parameter for parameter in unit.parameters() if id(parameter) not in counted}
+        counted |= set(unit_parameters)
+        sizes[unit] = sum(local_shard(parameter).numel() for parameter in unit_parameters.values())
     total = sum(sizes.values())
     return max(sizes.values()) / total if total else None
 

@@ -1,4 +1,4 @@
-"""Fingerprints of tensors: whether two are equal, without keeping or sending either. Imports torch alone."""
+"""Fingerprints of tensors: whether two are equal, without keeping or sending either."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def fingerprints(tensors: Sequence[Tensor]) -> list[int]:
     A fingerprint is 0 for zeros, and equal for equal tensors of one shape and type, in every process and on every
     device. A tensor is read in pieces of 32 MiB, and the numbers are brought to the host in one copy for each device.
     """
-    prints = [_fingerprint(each) for each in tensors]
+    prints = [_fingerprint(tensor) for tensor in tensors]
     values = [0] * len(prints)
-    for device in {each.device for each in prints}:
-        indices = [index for index, each in enumerate(prints) if each.device == device]
+    for device in {number.device for number in prints}:
+        indices = [index for index, number in enumerate(prints) if number.device == device]
         for index, value in zip(indices, torch.stack([prints[index] for index in indices]).tolist(), strict=True):
             values[index] = value
     return values
@@ -63,7 +63,9 @@ def fingerprint_of_batch(batch: Any, most: int = 1 << 16) -> int | None:
     if not isinstance(batch, Mapping):
         return None
     tensors = {
-        str(name): each for name, each in batch.items() if isinstance(each, Tensor) and each.numel() and has_bits(each)
+        str(name): tensor
+        for name, tensor in batch.items()
+        if isinstance(tensor, Tensor) and tensor.numel() and has_bits(tensor)
     }
     if not tensors:
         return None

@@ -1,7 +1,4 @@
-"""Joint decisions of ranks: a check that fails on one rank fails on all, and no rank is left waiting in a collective.
-
-Imports torch inside functions, and no other module of this package.
-"""
+"""Joint decisions of ranks: a check that fails on one rank fails on all, and no rank waits in a collective for good."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ class CheckError(AssertionError):
     """An invariant of training does not hold. Says what was expected, what was found, and what to do.
 
     Attributes:
-        found: what the check has found all the same, or ``None``.
+        found: what the check measured before it failed, or ``None``.
     """
 
     def __init__(self, text: str, found: Any = None) -> None:
@@ -50,12 +47,12 @@ class OddError(CheckError):
 
 
 class AbandonedError(Exception):
-    """What the checks were at failed itself, on some rank or on all, and all have left it at the same point."""
+    """A check itself failed, on some rank or on all, and every rank has left it at the same point."""
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """What a rank sends in place of what others wait for, where it cannot go on."""
+    """What a rank that cannot go on sends in place of the value that the others wait for."""
 
     text: str
 
@@ -84,7 +81,7 @@ def rank() -> int:
 
 
 def any_rank(flags: Sequence[int]) -> list[int]:
-    """Combine each flag, of at most 8 bits, of all ranks by OR; collective if there are several."""
+    """Combine each flag (at most 8 bits) of all ranks by OR; collective if there are several."""
     highest = 0
     for mine in gather_from_ranks(bytes(flags)):
         highest |= int.from_bytes(mine, "big")
@@ -92,7 +89,7 @@ def any_rank(flags: Sequence[int]) -> list[int]:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Their number, and the first names."""
+    """The number of names, and the first of them."""
     names = list(names)
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{len(names)} ({', '.join(names[:_SHOWN])}{more})"
@@ -119,10 +116,10 @@ def together(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         mine = error
-    found = gather_from_ranks((_text(what, mine), not _is_odd(mine)))
-    texts = [text for text, _ in found]
+    reports = gather_from_ranks((_text(what, mine), not _is_odd(mine)))
+    texts = [text for text, _ in reports]
     if any(text is not None for text in texts):
-        certain = any(text is not None and is_certain for text, is_certain in found)
+        certain = any(text is not None and is_certain for text, is_certain in reports)
         raise (CheckError if certain else OddError)(_merged(texts), getattr(mine, "found", None)) from mine
 
 
@@ -140,8 +137,8 @@ def _text(what: str, error: Exception | None) -> str | None:
 def jointly(what: str) -> Iterator[None]:
     """Run a block that uses collectives of this module, and leave it on all ranks if it fails on one.
 
-    A rank on which it fails says so in the collective that the others come to next, which is the end of the block if no
-    other. Collective if there are several ranks.
+    A rank on which it fails says so in the next collective that the others reach, or else at the end of the block.
+    Collective if there are several ranks.
 
     Raises:
         AbandonedError: on every rank: the block raised something other than a :class:`CheckError` on some.
@@ -161,7 +158,7 @@ def gather_from_ranks(mine: _Value) -> list[_Value]:
     """The values of all ranks, by rank; collective if there are several.
 
     Raises:
-        AbandonedError: on every rank: one had to leave what it was at. See :func:`jointly`.
+        AbandonedError: on every rank: a check failed on one of them. See :func:`jointly`.
     """
     size = world_size()
     if size == 1:
@@ -170,8 +167,8 @@ def gather_from_ranks(mine: _Value) -> list[_Value]:
 
     values: list[Any] = [None] * size
     torch.distributed.all_gather_object(values, mine)
-    if any(isinstance(each, _Failed) for each in values):
-        raise AbandonedError(_merged([each.text if isinstance(each, _Failed) else None for each in values]))
+    if any(isinstance(value, _Failed) for value in values):
+        raise AbandonedError(_merged([value.text if isinstance(value, _Failed) else None for value in values]))
     return values
 
 

@@ -1,7 +1,6 @@
 """Tensors of a saved folder, read one at a time: safetensors, ``.bin``, shards of either, adapters, FSDP's own files.
 
-Pickles are read with ``weights_only=True``. Imports torch,
-and safetensors when needed, but no other module of this package.
+Pickles are read with ``weights_only=True``.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ class SavedTensors(Protocol):
     """What a folder holds.
 
     Attributes:
-        source: the file or folder that was found, for messages.
-        is_adapter: whether it holds the tensors of a PEFT adapter alone.
+        source: the file or folder that is read, for messages.
+        is_adapter: whether it holds only the tensors of a PEFT adapter.
         names: of all tensors.
     """
 
@@ -35,7 +34,7 @@ class SavedTensors(Protocol):
 
 
 def open_saved(folder: Path) -> SavedTensors | None:
-    """The weights in ``folder``, or ``None`` where there are none that a whole model can be read from.
+    """The weights in ``folder``, or ``None`` if it has none from which a whole model can be read.
 
     The names are those of Transformers, PEFT and Accelerate: ``adapter_model.*``, ``model.safetensors``,
     ``pytorch_model.bin``, both with ``.index.json``, ``pytorch_model_fsdp.bin`` and ``pytorch_model_fsdp_0``.

@@ -1,8 +1,7 @@
 """What Transformers makes of a live tensor when it saves a model: other names, and other cuts.
 
 Transformers 5 keeps the experts of a mixture in one tensor and saves them one by one, as the published checkpoints have
-them; 4.52 to 4.57 save some models under older names. Imports Transformers inside functions, and nothing of this
-package.
+them; 4.52 to 4.57 save some models under older names.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Stored:
     """How Transformers stores the tensors of ``model``, told by its own conversion.
 
     Args:
-        model: a model, without wrappers; any module, and of one that is none of Transformers' nothing is converted.
+        model: a model without wrappers. A module that is not a Transformers model is not converted.
     """
 
     def __init__(self, model: Any, saved: Collection[str]) -> None:
@@ -31,7 +30,7 @@ class Stored:
 
     @property
     def converts(self) -> bool:
-        """Whether Transformers stores this model in another way than it has it live, and cuts tensors anew."""
+        """Whether Transformers stores this model's tensors under other names, or cut in another way, than it trains."""
         return self._convert is not None
 
     def names(self, name: str) -> list[str]:
@@ -40,13 +39,13 @@ class Stored:
         return [name] if old is None else [old, name]
 
     def of(self, live: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """What the live tensors are stored as, by name; ``None`` where that cannot be told of these alone."""
+        """What the live tensors are stored as, by name; ``None`` if these alone do not determine it."""
         if self._convert is None:
             return None
         try:
             with torch.no_grad():
                 stored: dict[str, Tensor] = self._convert(self._model, dict(live))
-        except Exception:  # what it needs beside, and what it raises, is its own matter
+        except Exception:  # it may need tensors that are not among these, and raises what it likes then
             return None
         count = sum(tensor.numel() for tensor in live.values())
         return stored if sum(tensor.numel() for tensor in stored.values()) == count else None
@@ -71,11 +70,11 @@ def _conversion(model: Any) -> Any:
 def _old_names(model: Any, saved: Collection[str]) -> dict[str, str]:
     """Names in a folder, by those that ``from_pretrained`` of Transformers 4.52 to 4.57 gives the same tensors."""
     mapping: Mapping[str, str] = getattr(model, "_checkpoint_conversion_mapping", None) or {}
-    found = {}
+    old_names = {}
     for name in saved:
         for pattern, replacement in mapping.items():
             renamed, times = re.subn(pattern, replacement, name)
             if times:
-                found[renamed] = name
+                old_names[renamed] = name
                 break
-    return found
+    return old_names

@@ -1,4 +1,4 @@
-"""Do ranks train on batches of their own? Imports torch inside functions, and of this package ``_ranks``."""
+"""Do ranks train on batches of their own?"""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["check_batches", "shares_batches"]
 
 
 def check_batches(mine: Sequence[int | None], *, may_repeat: bool = False) -> dict[str, int]:
-    """Every two ranks had different batches, and no rank each batch twice in succession; collective.
+    """No two ranks had the same batches, and no rank had each batch twice in succession; collective.
 
     GRPO gives ranks the same prompts on purpose; their completions, which belong to the batch, are drawn and differ.
 
     Args:
         mine: fingerprints of this rank's first batches, in order, at least four; ``None`` for one that has none.
-        may_repeat: do not look at repetitions: one generation may serve several steps.
+        may_repeat: accept repeated batches, because one generation may serve several steps.
 
     Returns:
         ``batches``, the number that were compared, and ``ranks``.
@@ -27,9 +27,9 @@ def check_batches(mine: Sequence[int | None], *, may_repeat: bool = False) -> di
     """
     everyone = gather_from_ranks((tuple(mine), may_repeat))
     count = min(len(batches) for batches, _ in everyone)
-    found = {"batches": count, "ranks": len(everyone)}
+    report = {"batches": count, "ranks": len(everyone)}
     if any(None in batches for batches, _ in everyone):
-        return {**found, "batches": 0}
+        return {**report, "batches": 0}
     seen: dict[tuple[int | None, ...], list[int]] = {}
     for number, (batches, _) in enumerate(everyone):
         seen.setdefault(batches[:count], []).append(number)
@@ -39,21 +39,21 @@ def check_batches(mine: Sequence[int | None], *, may_repeat: bool = False) -> di
         raise OddError(
             f"expected each rank to train on batches of its own, but ranks {ranks} of {len(everyone)} had the same "
             f"{count}: is the data loader prepared for several processes, and does each rank draw its own completions?",
-            found,
+            report,
         )
-    if again := [number for number, (each, may) in enumerate(everyone) if not may and _repeats(each[:count])]:
+    if again := [number for number, (batches, may) in enumerate(everyone) if not may and _repeats(batches[:count])]:
         raise OddError(
             f"expected new batches, but on rank {again[0]} each of the first {count} came twice in succession: do the "
             "workers of the data loader draw the same random numbers?",
-            found,
+            report,
         )
-    return found
+    return report
 
 
 def _repeats(batches: Sequence[int | None]) -> bool:
     """Whether of at least two pairs both halves are the same."""
     pairs = list(zip(batches[::2], batches[1::2], strict=False))
-    return len(pairs) >= 2 and all(one == other for one, other in pairs)
+    return len(pairs) >= 2 and all(first == second for first, second in pairs)
 
 
 def shares_batches(trainer: Any) -> bool:

@@ -1,4 +1,4 @@
-"""All checks as one callback of a ``transformers.Trainer``, TRL's trainers included. Imports torch and Transformers."""
+"""All checks as one callback of a ``transformers.Trainer``, TRL's trainers included."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ CHECKS = (
     "checkpoint",
     "memory",
 )
-"""What runs by default, in the order in which it begins; ``moved`` cannot do without looking at gradients, too."""
+"""The checks that run by default, in the order in which they begin; ``moved`` also reads the gradients."""
 OPTIONAL = ("repeat",)
-"""What has to be asked for, since it costs more."""
+"""Checks that run only on request, since they cost more."""
 logger = logging.getLogger("pytest_trlcompat.checks")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one check came to.
+    """The result of one check.
 
     Attributes:
-        check: one of :data:`CHECKS` or :data:`OPTIONAL`, or several with commas between, which could not be done.
+        check: one of :data:`CHECKS` or :data:`OPTIONAL`; several, separated by commas, if these could not be run.
         step: the trainer's global step.
         error: what cannot be right, or ``None``.
         odd: what merely looks odd, or ``None``.
-        unjudged: why there was nothing to judge in a training that has ended, or ``None``; such a check has not passed.
-        found: what the check returned: see each function.
+        unjudged: why a training ended with nothing to judge, or ``None``; such a check has not passed.
+        found: what the check returned; see the function of the check.
     """
 
     check: str
@@ -76,7 +76,7 @@ class Outcome:
 
     @property
     def fine(self) -> bool:
-        """Whether it was judged, and nothing is to be said."""
+        """Whether the check passed: it was judged, and nothing is wrong or odd."""
         return self.error is None and self.odd is None and self.unjudged is None
 
 
@@ -85,48 +85,53 @@ class CompatCallback(TrainerCallback):
 
         trainer.add_callback(CompatCallback(trainer))
 
-    What it finds is of one of two kinds, and only the first can end a training, and only on request:
+    It reports two kinds of things. Only the first can end a training, and only on request:
 
-    - an **error** cannot be right: nothing is trainable; the optimizer has none of what is, makes no step, or its steps
-      change nothing though gradients are there; gradients are never cleared; NaN reached the weights; ranks that hold
-      the same parameter disagree; a tensor of a checkpoint is missing, empty or wrong; the reference model is on a
-      device where nothing brings it to the policy's; two forwards of one batch differ (``repeat``); a limit of memory
-      that was given is exceeded;
-    - an **odd** thing may be meant, or costs memory or time alone: a module that took part in the loss and got no
+    - an **error** cannot be right: nothing is trainable; the optimizer has none of the trainable parameters, makes no
+      step, or its steps change nothing although there are gradients; gradients are never cleared; NaN reached the
+      weights; ranks that hold the same parameter disagree; a tensor of a checkpoint is missing, empty or wrong; the
+      reference model is on another device than the policy, and nothing moves it there; two forwards of one batch differ
+      (``repeat``); a memory limit is exceeded;
+    - an **odd** thing may be intended, or costs only memory or time: a module that took part in the loss and got no
       gradient, nothing but zeros as gradients for :attr:`patience` steps, frozen weights that changed by more than
       rounding, a model in eval mode, losses that are not finite, ranks with the same batches, a learning rate that does
-      not follow its schedule, a reference model that is whole or gathered whole, a keyword for few logits that is
-      ignored, a training that has ended and in which nothing moved. So is a check that itself fails.
+      not follow its schedule, a reference model that is whole or gathered whole, a keyword for few logits that the
+      model ignores, a training that ended without moving anything. A check that itself fails is odd, too.
 
-    When is what looked at? *At train begin* what is trainable, the optimizer, the reference model, and whether ranks
-    hold the same weights. *Around the first steps*, each until it is decided: logits, forwards, gradients before the
-    weights change, what changed, batches of ranks, steps and cleared gradients. *After steps 1, 2, 4, 8 and so on, and
-    every* ``every`` *steps*: ranks again, whether weights still move, the schedule, by a sample of each parameter. *At
-    the first save* the checkpoint. *At train end* whether anything moved at all, if nothing was found of that
-    before: the reason is named where learning rates, labels, advantages or gradient norms show it. A check that had
-    nothing to judge by then has an outcome that says why (:attr:`Outcome.unjudged`), and has not passed. Memory
-    joins the rows that the trainer logs anyway, in bytes, of this rank.
+    The checks run at these times:
 
-    Put off until they can be judged are: gradients of zeros while all rewards of each group are equal (GRPO), steps
-    that loss scaling skips, a learning rate of 0, zeros in modules that a zero elsewhere cuts off for one step (a new
-    LoRA, a closed gate), parameters of modules that took no part (experts that no token chose, a vision tower without
-    an image). Ranks decide together.
+    - *at train begin*: what is trainable, the optimizer, the reference model, and whether ranks hold the same weights;
+    - *around the first steps*, each until it is decided: logits, forwards, gradients before the weights change, what
+      changed, batches of ranks, steps and cleared gradients;
+    - *after steps 1, 2, 4, 8 and so on, and every* ``every`` *steps*, by a sample of each parameter: ranks again,
+      whether weights still move, the schedule;
+    - *at the first save*: the checkpoint;
+    - *at train end*: whether anything moved at all, unless an earlier outcome says so. The reason is named if learning
+      rates, labels, advantages or gradient norms show it. A check that had nothing to judge by then has an outcome that
+      says why (:attr:`Outcome.unjudged`), and has not passed.
+
+    The memory of this rank, in bytes, joins the rows that the trainer logs anyway.
+
+    A check waits while it cannot judge: all gradients are zeros because all rewards of each group are equal (GRPO),
+    loss scaling skips steps, the learning rate is 0, a zero elsewhere cuts a module off for one step (a new LoRA, a
+    closed gate), or a module took no part (experts that no token chose, a vision tower without an image). Ranks decide
+    together.
 
     Args:
-        trainer: whose callback it is.
+        trainer: the trainer that the callback checks.
         checks: some of :data:`CHECKS` and :data:`OPTIONAL`; by default all of the former.
-        on_failure: ``"warn"``: the first rank logs a warning for whatever is found. ``"raise"``: a :class:`CheckError`
-            for each error, on all ranks; what is odd is still a warning.
+        on_failure: ``"warn"``: the first rank logs a warning for whatever is wrong or odd. ``"raise"``: an error raises
+            :class:`CheckError` on all ranks; what is odd is still a warning.
         ignore: shell patterns of the names of parameters to leave out, such as ``"*.experts.*"``.
         patience: steps within which gradients must differ from zero, and weights change.
-        every: steps between two looks at ranks, weights and schedule, beside those at powers of two; 0 for none.
+        every: steps between two looks at ranks, weights and schedule, in addition to powers of two; 0 for none.
         every_save: compare every checkpoint, not only the first. A comparison reads all that was saved.
-        memory_every: fewest steps between two logged rows to which memory is added; 0 for none. No row is added.
+        memory_every: fewest steps between two logged rows to which memory is added; 0 for none. It adds no rows.
         accelerator_limit: most bytes of accelerator memory; checked at every step, with a small collective.
-        host_limit: most resident bytes of each process, likewise.
+        host_limit: most resident bytes of each process; checked in the same way.
 
     Attributes:
-        outcomes: what was checked so far, a list of :class:`Outcome`.
+        outcomes: the results so far, a list of :class:`Outcome`.
 
     Raises:
         ValueError: a name in ``checks``, or ``on_failure``, is unknown.
@@ -243,7 +248,7 @@ class CompatCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         standstill, self._standstill = self._standstill, None
         about = {outcome.check for outcome in self.outcomes[self._began_with :]}
-        told = any(not each.fine and each.check == "gradients" for each in self.outcomes[self._began_with :])
+        told = any(not outcome.fine and outcome.check == "gradients" for outcome in self.outcomes[self._began_with :])
         if standstill is not None and "moved" not in about and not told:
             with self._guarded("whether anything moved", {"moved"}):
                 model, ignore = self.live_model(), self.ignore
@@ -253,7 +258,7 @@ class CompatCallback(TrainerCallback):
 
     def _say_unjudged(self, step: int) -> None:
         """An outcome for each check that came to nothing in this training; what is absent has not passed."""
-        about = {name for each in self.outcomes[self._began_with :] for name in each.check.split(", ")}
+        about = {name for outcome in self.outcomes[self._began_with :] for name in outcome.check.split(", ")}
         reasons = {
             "reference": "there is no reference model",
             "ranks": "there is one rank",
@@ -284,7 +289,7 @@ class CompatCallback(TrainerCallback):
     def _guarded(
         self, what: str, checks: Collection[str], give_up: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """What fails itself says nothing of the training, and ends it on no rank; all ranks give it up together."""
+        """A check that itself fails says nothing of the training, and never ends it; all ranks give it up together."""
         try:
             with jointly(what):
                 yield
@@ -299,18 +304,18 @@ class CompatCallback(TrainerCallback):
         return model
 
     def gradient_norm(self) -> float | None:
-        """Of all gradients, as it was last logged."""
+        """The norm of all gradients, as it was last logged."""
         return None if self._later is None else self._later.norm
 
     def run(self, check: str, function: Callable[[], Any], *, quiet: bool = False) -> Outcome:
-        """Run a check, and remember what it came to, unless it returns ``UNDECIDED``, or is right and ``quiet``.
+        """Run a check and keep its outcome, unless it returns ``UNDECIDED``, or passes and is ``quiet``.
 
         Raises:
-            CheckError: the check raised one that is no :class:`OddError`, and ``on_failure`` is ``"raise"``.
+            CheckError: the check raised one that is not an :class:`OddError`, and ``on_failure`` is ``"raise"``.
         """
         step = self.trainer.state.global_step
         try:
-            found = function()
+            result = function()
         except OddError as error:
             return self._say(Outcome(check, step, odd=str(error), found=error.found))
         except CheckError as error:
@@ -326,8 +331,8 @@ class CompatCallback(TrainerCallback):
             if world_size() > 1:
                 raise  # other ranks may be waiting: :func:`jointly` tells them
             return self._say(Outcome(check, step, odd=f"{check} could not be checked: {type(error).__name__}: {error}"))
-        outcome = Outcome(check, step, found=found)
-        if found is not UNDECIDED and not quiet:
+        outcome = Outcome(check, step, found=result)
+        if result is not UNDECIDED and not quiet:
             self.outcomes.append(outcome)
         return outcome
 
@@ -346,7 +351,7 @@ class CompatCallback(TrainerCallback):
                 look()
 
     def end_first_steps(self) -> None:
-        """Take away every hook."""
+        """Remove every hook."""
         if self._first_steps is not None:
             self._first_steps.close()
         self._first_steps = None
@@ -360,11 +365,11 @@ class CompatCallback(TrainerCallback):
             if self._log_replaced:
                 self.trainer.log = self._log
             else:
-                del self.trainer.log  # what the class has comes to light again
+                del self.trainer.log  # uncovers the method of the class
         self._log = None
 
     def _log_with_memory(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
-        """The trainer's ``log``, with memory in each row of training; not in an evaluation's, nor the last summary."""
+        """The trainer's ``log``, with memory in each row of training, but not of evaluation, nor in the summary."""
         step = self.trainer.state.global_step
         is_training = "train_runtime" not in logs and not any(name.startswith("eval_") for name in logs)
         if is_training and step >= self._logged + self.memory_every:

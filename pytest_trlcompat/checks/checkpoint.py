@@ -1,10 +1,10 @@
 """Does a checkpoint reload equal? Every tensor in the folder, bitwise, against the live policy.
 
 Known bugs that it catches: trl 2122 and 2885 and the workaround that saves every tensor of a ZeRO-3 model with size 0;
-a ``save_model`` under FSDP that writes nothing. Imports torch, and of this package the modules with an underscore.
+a ``save_model`` under FSDP that writes nothing.
 
 Transformers may store a tensor under another name, or cut in several: :mod:`~pytest_trlcompat.checks._stored`. So every
-live tensor is held against what it is stored as, and at the end all elements of either side are accounted for.
+live tensor is compared with what it is stored as, and at the end all elements of both sides are accounted for.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ def check_checkpoint(
 
     Args:
         folder: what ``save_model`` or a checkpoint has written: safetensors or ``.bin``, whole or in shards, a PEFT
-            adapter, or FSDP's own files. Several at once are there: the first that ``from_pretrained`` would take.
-            Of several adapters, or one that is not called ``default``, each is looked for where PEFT saves it, in a
-            folder beneath; one of which nothing trains may be absent.
-        model: the trained model, wrapped and sharded as training has it.
-        prefix: of the part that was saved, which the folder's names lack: ``"policy."`` for TRL's PPO, which saves
-            that of a policy and a value model.
+            adapter, or FSDP's own files. If it has several of these, the one that ``from_pretrained`` would take first
+            is read. If the model has several adapters, or one that is not called ``default``, each is read from where
+            PEFT saves it, a subfolder; an adapter of which nothing trains may be absent.
+        model: the trained model, wrapped and sharded as in training.
+        prefix: of the names of the part that was saved, which the folder's names lack: ``"policy."`` for TRL's PPO,
+            which trains a policy and a value model and saves only the policy.
         cast: compare after casting the live tensor to the saved type, for copies saved in another type on purpose.
 
     Returns:
-        ``source`` (path), ``tensors`` (number compared) and ``bytes`` (of the saved ones), the same on every rank but
-        the first 0; ``skipped``, the names of live tensors without a plain storage (torchao's quantised ones), where
-        there are some: these are not compared.
+        ``source`` (path), ``tensors`` (number compared) and ``bytes`` (of the saved ones); on ranks other than the
+        first these are ``None``, 0 and 0. ``skipped``, if there are any: the names of live tensors without a plain
+        storage (torchao's quantised ones), which are not compared.
 
     Raises:
         CheckError: on every rank: no weights in the folder, a file that cannot be read, or tensors missing, unexpected,
             empty (size 0), or different in shape, type or value, each named, with the largest difference.
         OddError: on every rank: as many elements are saved as are live, but under names that Transformers' conversion
-            does not lead to, so that some were not compared; or PEFT computes what it saves of an adapter, and that
-            cannot be done again, of weights that are sharded. It says which.
+            does not lead to, so that some were not compared; or PEFT computes what it saves of an adapter, which cannot
+            be repeated with sharded weights. The message says which.
     """
     trained = {name.removeprefix(prefix) for name, parameter in named_parameters(model) if parameter.requires_grad}
     comparisons: Sequence[_Comparison] = []
@@ -77,8 +77,8 @@ def check_checkpoint(
             with _readable(folder):
                 comparisons = _opened(Path(folder), _part(model, prefix), trained, cast)
     for name, first, tensor in whole_tensors(model, prefix):
-        for each in comparisons:
-            each.add(name.removeprefix(prefix), first.removeprefix(prefix), tensor)
+        for comparison in comparisons:
+            comparison.add(name.removeprefix(prefix), first.removeprefix(prefix), tensor)
     with together(f"the checkpoint {folder}"):
         _finish(comparisons)
     return _summary(comparisons)
@@ -86,7 +86,7 @@ def check_checkpoint(
 
 @contextmanager
 def _readable(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Whatever a broken file makes its reader raise is a finding, and no failure of the check."""
+    """Whatever a broken file makes its reader raise is a result of the check, not a failure of it."""
     try:
         yield
     except CheckError:
@@ -99,20 +99,20 @@ def _readable(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 @dataclass
 class _Comparison:
-    """What the first rank finds. :meth:`add` never raises: other ranks would wait in the next gathering."""
+    """What the first rank compares. :meth:`add` never raises: other ranks would wait in the next gathering."""
 
     folder: Path
     model: Any
     trained: set[str]
-    """Names of what trains and has to be here."""
+    """Names of the trainable tensors that the folder has to hold."""
     cast: bool
     saved: SavedTensors
     adapter: str | None = None
-    """Which adapter the folder holds alone, as PEFT's files do, and those that Accelerate makes of one."""
+    """The only adapter that the folder holds, as PEFT's files do, and those that Accelerate makes of one."""
     expected: SavedAdapter = field(default_factory=SavedAdapter)
     live: dict[str, str] = field(default_factory=dict)
-    """Names of live tensors, with the first name of the same tensor: of tied ones a folder needs one alone."""
-    found: dict[str, str] = field(default_factory=dict)
+    """Names of live tensors, with the first name of the same tensor: of tied tensors a folder needs only one."""
+    compared: dict[str, str] = field(default_factory=dict)
     """Names in the folder that were compared, with the first name of the live tensor."""
     absent: list[str] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
@@ -173,7 +173,7 @@ class _Comparison:
         return self.adapter in name.split(".") if names is None else name in names
 
     def _add_converted(self, saved: SavedTensors, name: str, first: str, tensor: Tensor) -> bool:
-        """Compare what Transformers stores of a live tensor; whether that is anything but the tensor under its name."""
+        """Compare what Transformers stores of a live tensor. False if that is just the tensor under its own name."""
         parts = self.stored.of({name: tensor})
         if parts is None and self.stored.converts:
             self.unfollowed.add(name)
@@ -205,14 +205,14 @@ class _Comparison:
         """Keep a live tensor until, with others, it makes up the saved one."""
         waiting = self.pending.setdefault(key, {})
         waiting[name] = tensor.cpu().clone()
-        whole = self.stored.of(waiting) if sum(each.numel() for each in waiting.values()) == stored.numel() else None
+        whole = self.stored.of(waiting) if sum(part.numel() for part in waiting.values()) == stored.numel() else None
         if whole is not None and list(whole) == [key]:
             del self.pending[key]
             self._count(key, first, stored)
             self._compare(key, stored, whole[key])
 
     def _count(self, key: str, first: str, stored: Tensor) -> None:
-        self.found[key] = first
+        self.compared[key] = first
         self.bytes += stored.numel() * stored.element_size()
 
     def _compare(self, name: str, stored: Tensor, live: Tensor) -> None:
@@ -229,7 +229,7 @@ class _Comparison:
             self.different.append(f"{name} (by {largest:.3g} at most)")
 
     def problems(self) -> list[str]:
-        """What is wrong with the folder; in words.
+        """What is wrong with the folder, in words.
 
         Raises:
             OddError: not all was compared, and nothing that was is wrong.
@@ -240,20 +240,20 @@ class _Comparison:
                 f"{saved.source} cannot be read: {type(self.error).__name__}: {self.error}"
             ) from self.error
         self._compare_computed()
-        missing, unexpected = self._missing(), sorted(saved.names - set(self.found))
+        missing, unexpected = self._missing(), sorted(saved.names - set(self.compared))
         unexpected = [name for name in unexpected if not name.startswith(tuple(self.skipped))]
         kinds = {"missing": missing, "unexpected": unexpected, "empty": self.empty, "different": self.different}
         problems = [f"{kind}: {listed(names)}" for kind, names in kinds.items() if names]
         if problems and not self.empty and not self.different and self._may_be_renamed(saved, missing, unexpected):
             raise OddError(
                 f"{saved.source} holds as many elements as the live model, but Transformers stores this model under "
-                f"other names than it has live, and its conversion does not lead to them: {len(self.found)} tensors "
+                f"other names than it has live, and its conversion does not lead to them: {len(self.compared)} tensors "
                 f"were compared. Not compared: live {listed(missing)}, saved {listed(unexpected)}",
                 _summary([self]),
             )
         if problems and not self.empty and self.expected.doubt:
             raise OddError(
-                f"{saved.source} could be compared in {len(self.found)} tensors alone, since {self.expected.doubt}. "
+                f"{saved.source} could be compared in {len(self.compared)} tensors alone, since {self.expected.doubt}. "
                 f"By their names {'; '.join(problems)}",
                 _summary([self]),
             )
@@ -261,25 +261,25 @@ class _Comparison:
 
     def _compare_computed(self) -> None:
         """Compare what PEFT makes of live tensors, which rounding may make in another way."""
-        for key, made in self.expected.computed.items():
-            self.live[key], self.sizes[key] = key, made.numel()
+        for key, computed in self.expected.computed.items():
+            self.live[key], self.sizes[key] = key, computed.numel()
             if key not in self.saved.names:
                 self.absent.append(key)
                 continue
             stored = self.saved.read(key)
             self._count(key, key, stored)
-            if not _close(stored, made.cpu()):
-                self._compare(key, stored, made)
+            if not _close(stored, computed.cpu()):
+                self._compare(key, stored, computed)
 
     def _may_be_renamed(self, saved: SavedTensors, missing: list[str], unexpected: list[str]) -> bool:
-        """Whether what was not compared is what conversion did not lead to, and as many elements on either side."""
+        """Whether conversion did not lead to the tensors left over, and both sides have as many elements left over."""
         if not unexpected or not missing or not self.unfollowed.issuperset(missing):
             return False
         return sum(self.sizes[name] for name in missing) == sum(saved.read(name).numel() for name in unexpected)
 
     def _missing(self) -> list[str]:
         ignored = set(getattr(self.model, "_keys_to_ignore_on_save", None) or ())
-        there = set(self.found.values())
+        there = set(self.compared.values())
         absent = [*self.absent, *(name for waiting in self.pending.values() for name in waiting)]
         return [name for name in absent if self.live[name] not in there and name not in ignored]
 
@@ -320,11 +320,15 @@ def _of_adapter(folder: Path, model: Any, cast: bool, saved: SavedTensors, adapt
 def _owning(trained: set[str], comparisons: list[_Comparison]) -> list[_Comparison]:
     """Give each tensor that trains to the folder that has to hold it, so that none is in no folder."""
     for name in trained:
-        if any(each.expected.computed_from(name, str(each.adapter)) for each in comparisons):
+        if any(comparison.expected.computed_from(name, str(comparison.adapter)) for comparison in comparisons):
             continue
-        owners = [each for each in comparisons if name in (each.expected.names or {})]
-        owners = owners or [each for each in comparisons if str(each.adapter) in name.split(".")]
-        owners = owners or [each for each in comparisons if any(key in each.saved.names for key in each._keys(name))]
+        owners = [comparison for comparison in comparisons if name in (comparison.expected.names or {})]
+        owners = owners or [comparison for comparison in comparisons if str(comparison.adapter) in name.split(".")]
+        owners = owners or [
+            comparison
+            for comparison in comparisons
+            if any(key in comparison.saved.names for key in comparison._keys(name))
+        ]
         (owners or comparisons)[0].trained.add(name)
     return comparisons
 
@@ -332,12 +336,12 @@ def _owning(trained: set[str], comparisons: list[_Comparison]) -> list[_Comparis
 def _finish(comparisons: Sequence[_Comparison]) -> None:
     odd: list[OddError] = []
     texts = []
-    for each in comparisons:
+    for comparison in comparisons:
         try:
-            if problems := each.problems():
+            if problems := comparison.problems():
                 texts.append(
-                    f"{each.saved.source} does not reload as the live model, of which {len(each.live)} tensors were "
-                    f"expected: {'; '.join(problems)}"
+                    f"{comparison.saved.source} does not reload as the live model, of which {len(comparison.live)} "
+                    f"tensors were expected: {'; '.join(problems)}"
                 )
         except OddError as error:
             odd.append(error)
@@ -353,9 +357,13 @@ def _finish(comparisons: Sequence[_Comparison]) -> None:
 def _summary(comparisons: Sequence[_Comparison]) -> dict[str, Any]:
     return {
         "source": str(comparisons[0].saved.source) if comparisons else None,
-        "tensors": sum(len(each.found) for each in comparisons),
-        "bytes": sum(each.bytes for each in comparisons),
-        **({"skipped": skipped} if (skipped := [name for each in comparisons for name in each.skipped]) else {}),
+        "tensors": sum(len(comparison.compared) for comparison in comparisons),
+        "bytes": sum(comparison.bytes for comparison in comparisons),
+        **(
+            {"skipped": skipped}
+            if (skipped := [name for comparison in comparisons for name in comparison.skipped])
+            else {}
+        ),
     }
 
 
@@ -365,24 +373,24 @@ def _same(stored: Tensor, live: Tensor, cast: bool) -> bool:
     return stored.shape == live.shape and stored.dtype == live.dtype and _same_bits(stored, live.cpu())
 
 
-def _close(stored: Tensor, made: Tensor) -> bool:
+def _close(stored: Tensor, computed: Tensor) -> bool:
     """Equal but for rounding."""
-    if stored.shape != made.shape or stored.dtype != made.dtype:
+    if stored.shape != computed.shape or stored.dtype != computed.dtype:
         return False
-    if not made.is_floating_point():
-        return torch.equal(stored, made)
-    allowed = _UNITS * torch.finfo(made.dtype).eps
+    if not computed.is_floating_point():
+        return torch.equal(stored, computed)
+    allowed = _UNITS * torch.finfo(computed.dtype).eps
     return torch.allclose(
         stored.float(),
-        made.float(),
+        computed.float(),
         rtol=allowed,
-        atol=allowed * float(torch.linalg.vector_norm(made.float(), ord=float("inf"))),
+        atol=allowed * float(torch.linalg.vector_norm(computed.float(), ord=float("inf"))),
     )
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
+def _same_bits(stored: Tensor, live: Tensor) -> bool:
     """Equal bit for bit, so that NaN equals itself and 0 differs from -0."""
-    return torch.equal(_bits(one), _bits(other))
+    return torch.equal(_bits(stored), _bits(live))
 
 
 def _bits(tensor: Tensor) -> Tensor:

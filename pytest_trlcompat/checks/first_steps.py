@@ -1,8 +1,8 @@
-"""What is checked around the optimizer's first steps, until it is decided. Imports torch, and modules of this package.
+"""What is checked around the optimizer's first steps, until it is decided.
 
-Checks before a step hook into the step itself: that of torch's optimizer, and under DeepSpeed that of the engine, since
-there Accelerate's ``backward`` steps as well. ``on_pre_optimizer_step`` comes too late under DeepSpeed, and neither PPO
-nor older Transformers call it.
+Checks before a step hook into the step itself: that of torch's optimizer, or under DeepSpeed that of the engine, where
+Accelerate's ``backward`` steps as well. ``on_pre_optimizer_step`` comes too late under DeepSpeed, and neither PPO nor
+older releases of Transformers call it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from pytest_trlcompat.checks.repeat import check_repeatable
 __all__ = ["FIRST", "UNDECIDED", "FirstSteps", "steps_in_backward"]
 
 UNDECIDED: Any = object()
-"""What a check returns that cannot be judged yet."""
+"""What a check returns while it cannot judge yet."""
 FIRST = frozenset({"logits", "gradients", "moved", "data", "forward", "steps"})
-"""Checks that begin here."""
+"""The checks that begin here."""
 _STEPS = 3
 """Steps after which it is known whether gradients are cleared: what the first leaves, and the second."""
 
@@ -49,17 +49,17 @@ class FirstSteps:
         self.optimizer = optimizer
         self.attempts = 0
         """Steps that the optimizer was about to make."""
-        self.made: list[int] = []
-        """Those between two ends of a step of the trainer's."""
+        self.attempts_per_step: list[int] = []
+        """Attempts within each step of the trainer."""
         self.looks = 0
-        """Gradients that said something."""
+        """How often the gradients could be judged."""
         self.stepless = 0
         self.unmoved = 0
         self.rewarded = False
-        """Whether equal rewards may leave gradients at zero for as long as they like."""
-        wanted = callback.checks
+        """Whether equal rewards may leave gradients at zero for any number of steps."""
+        enabled = callback.checks
         in_backward = steps_in_backward(optimizer)
-        self.undecided = set(FIRST & wanted) - ({"gradients", "moved", "steps"} if in_backward else set())
+        self.undecided = set(FIRST & enabled) - ({"gradients", "moved", "steps"} if in_backward else set())
         self.before: WeightsBefore | None = None
         self.gradients: GradientReport | None = None
         self.poisoned: GradientReport | None = None
@@ -74,11 +74,11 @@ class FirstSteps:
             raise
 
     def _begin(self) -> None:
-        trainer, wanted = self.callback.trainer, self.callback.checks
+        trainer, enabled = self.callback.trainer, self.callback.checks
         self.before = WeightsBefore(self.model) if "moved" in self.undecided else None
         compiled = bool(getattr(trainer.args, "torch_compile", False))  # a hook would make it compile again
         self.logits = LogitsCalls(self.model) if "logits" in self.undecided and not compiled else None
-        repeat = self._keep_batch if "repeat" in wanted else None
+        repeat = self._keep_batch if "repeat" in enabled else None
         if self.undecided - {"logits"} or repeat is not None:
             self.forwards = Forwards(trainer, self.model, modules=not compiled, on_first=repeat)
         if self.forwards is not None or self.logits is not None:
@@ -87,7 +87,7 @@ class FirstSteps:
     # ---- events
 
     def before_step(self) -> None:
-        """Gradients are there, and weights still those that made them."""
+        """Look while the gradients are there and the weights are still those that gave them."""
         self.attempts += 1
         if self.forwards is not None:
             self.forwards.stepped()
@@ -103,11 +103,11 @@ class FirstSteps:
             self._look_at_gradients()
 
     def after(self) -> None:
-        """The trainer has made a step: the optimizer one, several or, where loss scaling skips it, none."""
+        """The trainer has made a step; the optimizer made one, several or, where loss scaling skips it, none."""
         if not self.undecided:
             self.callback.end_first_steps()
             return
-        self.made.append(self.attempts - sum(self.made))
+        self.attempts_per_step.append(self.attempts - sum(self.attempts_per_step))
         if self.forwards is not None and self.forwards.error is not None:
             raise self.forwards.error
         self._check_logits()
@@ -118,14 +118,14 @@ class FirstSteps:
         if self.forwards is not None:
             self.forwards.next_step()
         waits_for_gradients = self.undecided & {"gradients", "moved"}
-        if len(self.made) >= self.callback.patience or not self.undecided:
+        if len(self.attempts_per_step) >= self.callback.patience or not self.undecided:
             self._stop_listening()
             self.undecided &= waits_for_gradients
         if not self.undecided:
             self.callback.end_first_steps()
 
     def give_up(self) -> None:
-        """Look at nothing any more. Hooks go at the end of the step, since the optimizer is at its own now."""
+        """Stop looking. Hooks are removed at the end of the step, since the optimizer is running them now."""
         self.undecided.clear()
         self._batch = None
         if self.logits is not None:
@@ -150,7 +150,7 @@ class FirstSteps:
         self._batch = args, kwargs
 
     def _is_worth_a_look(self) -> bool:
-        """Every step at first; where nothing has come for long, as when all rewards stay equal, more seldom."""
+        """Every step at first; after ``patience`` steps at powers of two, as when all rewards stay equal."""
         patience = self.callback.patience
         if not self.undecided & {"gradients", "moved"}:
             return False
@@ -167,7 +167,7 @@ class FirstSteps:
 
     def _look_at_gradients(self) -> None:
         if self.forwards is not None and not any_rank([self.forwards.informative])[0]:
-            return  # all rewards of each group are equal, so nothing need come
+            return  # all rewards of each group are equal, so gradients may be zeros
         outcome = self.callback.run(
             "gradients", lambda: read_gradients(self.model, ignore=self.callback.ignore), quiet=True
         )
@@ -186,7 +186,7 @@ class FirstSteps:
                 self._judge(report)
 
     def _judge(self, report: GradientReport) -> None:
-        """Gradients of zeros may be meant once, but not for long."""
+        """Gradients of zeros may be right once, but not for many steps."""
         missing, zero = self._cut_off(report)
         waits = self.looks < self.callback.patience if report.all_zero else zero and not self._has_moved()
         if waits and not missing:
@@ -216,8 +216,8 @@ class FirstSteps:
     def _cut_off(self, report: GradientReport) -> tuple[list[str], list[str]]:
         """Parameters without a gradient, and with zeros, of modules that took part and got nothing else.
 
-        An expert that no token chose, a vision tower without an image: neither took part. Of experts that did, the
-        tokens may all be masked, so they count only where none of them is reached.
+        An expert that no token chose and a vision tower without an image took no part. All tokens of an expert that did
+        may be masked, so experts count only if none of them is reached.
         """
         owners = Owners(self.model)
         reached = {owners.of(name) for name in report.reached}
@@ -280,9 +280,9 @@ class FirstSteps:
         raise OddError(f"{text}; weights are finite, so the step was skipped", report)
 
     def _check_stepless(self) -> None:
-        """The trainer makes steps, but the optimizer that it has makes none."""
+        """The trainer makes steps, but its optimizer makes none."""
         skipped = bool(getattr(self.callback.trainer.accelerator, "optimizer_step_was_skipped", False))
-        self.stepless = 0 if self.made[-1] or skipped else self.stepless + 1
+        self.stepless = 0 if self.attempts_per_step[-1] or skipped else self.stepless + 1
         if self.stepless != self.callback.patience or self.before is None:
             return
         before, count = self.before, self.stepless
@@ -307,7 +307,7 @@ class FirstSteps:
 
     def _check_forwards(self, forwards: Forwards) -> None:
         run = self.callback.run
-        if "forward" in self.undecided and (forwards.losses or len(self.made) > 1):
+        if "forward" in self.undecided and (forwards.losses or len(self.attempts_per_step) > 1):
             self.undecided.discard("forward")
             if forwards.losses:
                 run("forward", lambda: self._judge_forwards(forwards))
@@ -318,9 +318,9 @@ class FirstSteps:
 
     def _judge_forwards(self, forwards: Forwards) -> dict[str, Any]:
         with together("the first forwards"):
-            found = {
+            report = {
                 "losses": forwards.losses,
-                "precisions": sorted(str(each).removeprefix("torch.") for each in forwards.precisions),
+                "precisions": sorted(str(precision).removeprefix("torch.") for precision in forwards.precisions),
             }
             problems = []
             if forwards.not_finite and not self._scales_loss():
@@ -335,45 +335,45 @@ class FirstSteps:
             )
             if asked is not None and forwards.precisions and asked not in forwards.precisions:
                 problems.append(
-                    f"mixed precision in {asked} was asked for, and the linear layers returned {found['precisions']} "
+                    f"mixed precision in {asked} was asked for, and the linear layers returned {report['precisions']} "
                     "alone"
                 )
             if problems:
-                raise OddError("expected forwards as asked for, but " + "; ".join(problems), found)
-        return found
+                raise OddError("expected forwards as asked for, but " + "; ".join(problems), report)
+        return report
 
     def _check_steps(self) -> None:
         """Whether gradients are cleared after a step, and whether there is one step at a time."""
-        if "steps" not in self.undecided or self.forwards is None or len(self.made) < _STEPS:
+        if "steps" not in self.undecided or self.forwards is None or len(self.attempts_per_step) < _STEPS:
             return
         self.undecided.discard("steps")
-        forwards, made = self.forwards, self.made[:_STEPS]
+        forwards, attempts = self.forwards, self.attempts_per_step[:_STEPS]
         if not forwards.losses:
-            return  # a loop of its own, like PPO's, which makes several steps at a time
+            return  # a training loop that calls no compute_loss, like PPO's, makes several steps at a time
 
         def check() -> dict[str, Any]:
             with together("the optimizer's steps"):
-                found = {"made": made, "left_over": forwards.left_over}
+                report = {"made": attempts, "left_over": forwards.left_over}
                 if len(forwards.left_over) > 1 and all(forwards.left_over):
                     raise CheckError(
                         f"expected gradients to be cleared after a step, but {forwards.left_over[-1]} parameters still "
                         f"had those of the step before when the next backward began, {len(forwards.left_over)} times "
                         "in succession: they add up. Call zero_grad() after each step",
-                        found,
+                        report,
                     )
-                if max(made) > 1:
+                if max(attempts) > 1:
                     raise OddError(
-                        f"expected one step of the optimizer for each of the trainer's, but it made {made}: its state "
-                        "and the schedule run ahead",
-                        found,
+                        f"expected one step of the optimizer for each of the trainer's, but it made {attempts}: its "
+                        "state and the schedule run ahead",
+                        report,
                     )
-            return found
+            return report
 
         self.callback.run("steps", check)
 
 
 def _before_each_step(model: nn.Module, optimizer: Any, call: Callable[[], None]) -> Callable[[], None]:
-    """Have ``call`` called before each step of the optimizer; returns what ends that."""
+    """Call ``call`` before each step of the optimizer; returns a function that ends that."""
     if is_engine(model):
         return _before_each_step_of(model, call, model.is_gradient_accumulation_boundary)
     while hasattr(optimizer, "optimizer"):  # Accelerate's wrapper
@@ -395,7 +395,7 @@ def _before_each_step_of(stepping: Any, call: Callable[[], None], steps: Callabl
 
     def end() -> None:
         if vars(stepping).get("step") is not step:
-            return  # somebody has replaced it since
+            return  # other code has replaced the step since, and may call ours
         if was_replaced:
             stepping.step = original
         else:

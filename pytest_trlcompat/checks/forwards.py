@@ -1,7 +1,6 @@
 """What the first forwards of a training show: batches, losses, which modules took part, and in which precision.
 
-It listens where a trainer calls its own ``compute_loss``; PPO, which has a loop of its own, calls none, and shows only
-its modules. Imports torch, and of this package the modules with an underscore and ``gradients``.
+Listens to the trainer's own ``compute_loss``. PPO has its own loop and calls none, so that only its modules are seen.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from pytest_trlcompat.checks.gradients import Owners
 __all__ = ["BATCHES", "Forwards"]
 
 BATCHES = 4
-"""How many of the first batches are told apart."""
+"""How many of the first batches are compared."""
 _LEFTOVERS = 16
-"""Of how many parameters the gradients are looked at when a backward begins."""
+"""How many gradients are read when a backward begins."""
 
 
 _SIGNALS = ("labels", "advantages")
@@ -35,18 +34,18 @@ class Forwards:
     Args:
         trainer: whose ``compute_loss`` is called for each batch.
         model: as it trains.
-        modules: listen to modules, too; not where the model is compiled, since it would compile again.
-        on_first: called with the arguments of the first forward of the model in a training, for one call.
+        modules: listen to modules, too; not for a compiled model, which would compile again.
+        on_first: called once, with the arguments of the first forward of the model in a call of ``compute_loss``.
 
     Attributes:
         batches: fingerprints of the first :data:`BATCHES` batches of this rank.
-        losses: how many losses came since :meth:`next_step`.
-        informative: whether a batch since then had advantages that differ from zero, or none at all to look at.
+        losses: number of losses since :meth:`next_step`.
+        informative: whether a batch since then had advantages that differ from zero, or no batch had advantages.
         used: owners (:class:`~pytest_trlcompat.checks.gradients.Owners`) of parameters that took part since then.
         in_eval_mode: whether the model was in eval mode for a loss.
-        precisions: types in which linear layers returned what they computed.
+        precisions: types of what linear layers returned.
         reuses_batches: whether batches had advantages: one generation may serve several steps.
-        error: what listening itself failed with; nothing is heard any more then.
+        error: the exception with which listening itself failed, which ends it.
         left_over: for each first backward after a step, how many parameters still had a gradient.
     """
 
@@ -94,7 +93,7 @@ class Forwards:
             if self._replaced:
                 self._trainer.compute_loss = self._original
             else:
-                del self._trainer.compute_loss  # what the class has comes to light again
+                del self._trainer.compute_loss  # uncovers the method of the class
 
     def stepped(self) -> None:
         """The optimizer is about to make a step."""
@@ -110,7 +109,7 @@ class Forwards:
 
     @property
     def informative(self) -> bool:
-        return not self._with_advantages or any(bool(each) for each in self._not_zero)
+        return not self._with_advantages or any(bool(not_zero) for not_zero in self._not_zero)
 
     @property
     def counts_a_label(self) -> bool | None:
@@ -125,7 +124,7 @@ class Forwards:
     @property
     def not_finite(self) -> int:
         """Losses since :meth:`next_step` that are NaN or infinite."""
-        return sum(bool(each) for each in self._not_finite)
+        return sum(bool(not_finite) for not_finite in self._not_finite)
 
     # ---- what is heard
 
@@ -151,7 +150,7 @@ class Forwards:
         return result
 
     def _hear(self, call: Callable[..., None], *args: Any) -> None:
-        """What fails here must not end the training, nor be said on one rank alone: see :attr:`error`."""
+        """A failure here must not end the training, nor be reported on one rank alone: see :attr:`error`."""
         if self.error is None:
             try:
                 call(*args)
@@ -187,20 +186,28 @@ class Forwards:
         self._hear(self._count_left_over)
 
     def _count_left_over(self) -> None:
-        """DeepSpeed keeps gradients elsewhere, so it is not looked at."""
+        """Count gradients that were not cleared after the step. DeepSpeed keeps its gradients elsewhere."""
         if not self._stepped:
             return
         self._stepped = False
-        gradients = [each.grad for each in self._model.parameters() if each.grad is not None][:_LEFTOVERS]
-        self.left_over.append(sum(bool(each.detach().any()) for each in gradients))
+        gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None][
+            :_LEFTOVERS
+        ]
+        self.left_over.append(sum(bool(gradient.detach().any()) for gradient in gradients))
 
     def _listen(self, model: nn.Module) -> list[Any]:
         owners = Owners(model)
         handles = []
         for name, module in unwrapped(model).named_modules():
-            own = module._parameters
-            trainable = [f"{clean_name(name)}.{each}" for each, value in own.items() if value is not None]
-            if trainable and any(value is not None and value.requires_grad for value in own.values()):
+            parameters = module._parameters
+            trainable = [
+                f"{clean_name(name)}.{parameter_name}"
+                for parameter_name, parameter in parameters.items()
+                if parameter is not None
+            ]
+            if trainable and any(
+                parameter is not None and parameter.requires_grad for parameter in parameters.values()
+            ):
                 mark = functools.partial(self._mark, owners.of(trainable[0].removeprefix(".")))
                 handles.append(module.register_forward_pre_hook(mark, with_kwargs=True))
             if isinstance(module, nn.Linear):
@@ -211,11 +218,11 @@ class Forwards:
         self._hear(self._mark_used, owner, args, kwargs)
 
     def _mark_used(self, owner: str, args: Any, kwargs: Any) -> None:
-        given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if (
             self.used is not None
             and (self._inside or not self._heard)
-            and (not given or any(each.numel() for each in given))
+            and (not tensors or any(tensor.numel() for tensor in tensors))
         ):
             self.used.add(owner)
 

@@ -3,8 +3,7 @@
 Known bugs that it catches: trl 3150 and 3089, of LoRA with gradient checkpointing, where they end without an error
 because something beyond the checkpointed layers is trained as well.
 
-Nothing is gathered: each rank looks at its own shards, and ranks exchange a byte per parameter. Imports torch,
-DeepSpeed only where a model is DeepSpeed's already, and of this package the modules with an underscore.
+Nothing is gathered: each rank looks at its own shards, and ranks exchange a byte per parameter.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class GradientReport:
 
     Attributes:
         reached: with a finite gradient that is not all zeros.
-        zero: with a gradient of zeros, as ``lora_A`` has at the first step. Where gradients are sharded (FSDP1,
-            ZeRO), one that never came looks the same.
+        zero: with a gradient of zeros, as ``lora_A`` has at the first step. If gradients are sharded (FSDP1, ZeRO), a
+            missing gradient looks the same.
         missing: without any gradient.
         not_finite: with a gradient that holds NaN or infinity.
     """
@@ -51,7 +50,7 @@ class GradientReport:
 
     @property
     def parameters(self) -> int:
-        """How many were looked at."""
+        """The number of trainable parameters."""
         return len(self.reached) + len(self.zero) + len(self.missing) + len(self.not_finite)
 
     @property
@@ -65,12 +64,12 @@ def check_gradients(
 ) -> GradientReport:
     """Every trainable parameter has a finite gradient, and every module one that is not all zeros; after backward.
 
-    A module is one of the model, or an adapted layer with its adapter (PEFT): of a new LoRA adapter only ``lora_B``
-    has a gradient other than zero at the first step.
+    An adapted layer and its adapter (PEFT) count as one module: in a new LoRA adapter only ``lora_B`` has a gradient
+    other than zero at the first step.
 
-    Under DeepSpeed call it between the engine's ``backward`` and ``step``, at a boundary of gradient accumulation;
-    Accelerate's ``backward`` does both, so there use :class:`~pytest_trlcompat.checks.CompatCallback`. Elsewhere call
-    it before the optimizer's ``step``. Collective where there are several ranks.
+    Under DeepSpeed call it between the engine's ``backward`` and ``step``, at a boundary of gradient accumulation.
+    Accelerate's ``backward`` does both, so use :class:`~pytest_trlcompat.checks.CompatCallback` with Accelerate.
+    Without DeepSpeed call it before the optimizer's ``step``. Collective if there are several ranks.
 
     Args:
         model: wrapped or not, sharded or not.
@@ -80,8 +79,8 @@ def check_gradients(
 
     Raises:
         CheckError: on every rank, with names: gradients are not finite, or nothing but zeros came to any parameter.
-        OddError: on every rank, with names: some parameters were not reached while others were. One batch may leave out
-            a part on purpose, like a vision tower without an image; the callback knows which modules took part.
+        OddError: on every rank, with names: some parameters were not reached while others were. A batch may leave out a
+            part on purpose, such as a vision tower without an image; the callback knows which modules took part.
     """
     report = read_gradients(model, ignore=ignore)
     certain, odd = [], []
@@ -107,12 +106,12 @@ def complaint(report: GradientReport, problems: Sequence[str]) -> str:
 
 
 def read_gradients(model: nn.Module, *, ignore: Sequence[str] = ()) -> GradientReport:
-    """What the last backward left, judged by nobody; collective where there are several ranks.
+    """What the last backward left, without judging it; collective if there are several ranks.
 
     Raises:
         OddError: on every rank: a gradient could not be read.
     """
-    named = [(name, each) for name, each in named_parameters(model) if each.requires_grad]
+    named = [(name, parameter) for name, parameter in named_parameters(model) if parameter.requires_grad]
     named = without(named, ignore)
     with together("gradients"):
         here = _judged([local_gradient(parameter) for _, parameter in named])
@@ -120,7 +119,7 @@ def read_gradients(model: nn.Module, *, ignore: Sequence[str] = ()) -> GradientR
 
 
 def zero_beside_others(model: nn.Module, report: GradientReport) -> list[str]:
-    """Zero gradients in modules of which no parameter has another one, while others are reached."""
+    """Names with zero gradients, of modules in which every gradient is zero while other modules are reached."""
     if not report.reached:
         return []
     owners = Owners(model)
@@ -129,7 +128,7 @@ def zero_beside_others(model: nn.Module, report: GradientReport) -> list[str]:
 
 
 class Owners:
-    """The modules that parameters count for: the adapted layer (PEFT) that one is in, or else its own module."""
+    """The module to which a parameter counts: the adapted layer (PEFT) around it, or else its own module."""
 
     def __init__(self, model: nn.Module) -> None:
         self._adapted = {
@@ -139,14 +138,14 @@ class Owners:
         }
 
     def of(self, name: str) -> str:
-        """The module's name, of a parameter's."""
+        """The name of the module, by the parameter's name."""
         parts = name.split(".")
         prefixes = [".".join(parts[:length]) for length in range(1, len(parts))]
         return next((prefix for prefix in prefixes if prefix in self._adapted), prefixes[-1] if prefixes else "")
 
 
 def local_gradient(parameter: nn.Parameter) -> Tensor | None:
-    """What this rank holds of a parameter's reduced gradient, or ``None`` where it holds nothing."""
+    """What this rank holds of a parameter's reduced gradient, or ``None`` if it holds nothing."""
     if hasattr(parameter, "_z3_optimizer"):
         from deepspeed.utils import safe_get_local_grad
 
@@ -172,11 +171,11 @@ def _zero_fragment(mapping: Any, index: int) -> Tensor:
 
 def _judged(gradients: Sequence[Tensor | None]) -> list[int]:
     """Bits for each gradient, brought to the host in one copy for each device."""
-    largest = [None if each is None or each.numel() == 0 else _largest(each) for each in gradients]
+    largest = [None if gradient is None or gradient.numel() == 0 else _largest(gradient) for gradient in gradients]
     bits = [0] * len(gradients)
-    for device in {each.device for each in largest if each is not None}:
-        indices = [index for index, each in enumerate(largest) if each is not None and each.device == device]
-        values = torch.stack([each for each in largest if each is not None and each.device == device])
+    for device in {norm.device for norm in largest if norm is not None}:
+        indices = [index for index, norm in enumerate(largest) if norm is not None and norm.device == device]
+        values = torch.stack([norm for norm in largest if norm is not None and norm.device == device])
         for index, value, finite in zip(indices, values.tolist(), values.isfinite().tolist(), strict=True):
             bits[index] = _THERE | (0 if finite else _NOT_FINITE) | (_NOT_ZERO if value != 0 else 0)
     return bits
@@ -198,4 +197,4 @@ def _report(names: Sequence[str], bits: Sequence[int]) -> GradientReport:
             kinds["not_finite"].append(name)
         else:
             kinds["reached" if bit & _NOT_ZERO else "zero"].append(name)
-    return GradientReport(**{kind: tuple(each) for kind, each in kinds.items()})
+    return GradientReport(**{kind: tuple(kind_names) for kind, kind_names in kinds.items()})

@@ -1,7 +1,4 @@
-"""What is looked at as long as a training goes on, by samples, and more and more seldom.
-
-Imports torch, and modules of this package.
-"""
+"""What is checked as long as a training goes on, by samples, and less and less often."""
 
 from __future__ import annotations
 
@@ -19,18 +16,18 @@ from pytest_trlcompat.checks.schedule import check_schedule, scheduler_steps
 __all__ = ["Later"]
 
 _FIRST_SAMPLE, _SAMPLE = 1 << 16, 1 << 12
-"""Elements of each parameter that are looked at around the first step, and later."""
+"""Elements of each parameter that are read around the first step, and later."""
 _FIRST_SCHEDULE = 4
-"""Steps after which the schedule is looked at."""
+"""Steps after which the schedule is first checked."""
 
 
 class Later:
     """Looks at ranks, weights and schedule when a training begins, and after 1, 2, 4, 8 and so on steps of it.
 
-    What it finds is said once; what is right is remembered at the first look of each.
+    It reports a problem once; of a check that passes, only the first outcome is kept.
 
     Args:
-        callback: which runs the checks.
+        callback: the callback that runs the checks.
         reference: the reference model, if there is one.
     """
 
@@ -42,7 +39,7 @@ class Later:
         self.scheduled = scheduler_steps(getattr(self.trainer, "lr_scheduler", None))
         self.skipped = 0
         self.norm: float | None = None
-        """Of the gradients, as it was last logged."""
+        """The norm of the gradients, as it was last logged."""
         self._before: WeightsBefore | None = None
         self._still = self._said_still = False
         self._stepped = 0
@@ -52,21 +49,21 @@ class Later:
             callback.run("ranks", lambda: check_replicas(reference, most=_FIRST_SAMPLE, what=what), quiet=True)
 
     def is_due(self, step: int) -> bool:
-        """A step of the trainer's was made; whether it is one after which something is looked at."""
+        """Note that the trainer made a step, and say whether :meth:`look` is due after it."""
         self.skipped += bool(getattr(self.trainer.accelerator, "optimizer_step_was_skipped", False))
-        made, every = step - self.began_at, self.callback.every
-        return made >= 1 and (made & (made - 1) == 0 or bool(every and made % every == 0))
+        steps, every = step - self.began_at, self.callback.every
+        return steps >= 1 and (steps & (steps - 1) == 0 or bool(every and steps % every == 0))
 
     def look(self, step: int) -> None:
-        """Look, after a step that :meth:`is_due`."""
-        made = step - self.began_at
-        self._check_ranks(_FIRST_SAMPLE if made == 1 else _SAMPLE, quiet=True)
-        self._check_moves(made - self.skipped)
-        if made >= _FIRST_SCHEDULE:
-            self._check_schedule(made)
+        """Look, after a step for which :meth:`is_due` said so."""
+        steps = step - self.began_at
+        self._check_ranks(_FIRST_SAMPLE if steps == 1 else _SAMPLE, quiet=True)
+        self._check_moves(steps - self.skipped)
+        if steps >= _FIRST_SCHEDULE:
+            self._check_schedule(steps)
 
     def logged(self, logs: dict[str, Any]) -> None:
-        """Losses and norms that are not finite show in what is logged, whenever they come."""
+        """Look for losses and norms in the log that are not finite."""
         norm = logs.get("grad_norm")
         self.norm = float(norm) if isinstance(norm, int | float) else self.norm
         if "forward" not in self.undone:
@@ -96,7 +93,7 @@ class Later:
     def _check_moves(self, stepped: int) -> None:
         """Whether weights go on moving.
 
-        A small learning rate may leave a sample as it was, so all are looked at then.
+        A small learning rate may leave a sample as it was, so the next look reads every element.
         """
         if "moved" not in self.undone:
             return
@@ -120,14 +117,14 @@ class Later:
         self._before = WeightsBefore(model, most=None if self._still else _SAMPLE)
 
     def _may_have_overflowed(self) -> bool:
-        """Whether the last norm in the log says that steps are skipped, or none does, where they may be."""
+        """Whether the loss is scaled and no finite norm in the log shows that steps are made."""
         finite = self.norm is not None and math.isfinite(self.norm)
         return not finite and scales_loss(self.trainer, self.callback.live_model())
 
     def _say_still(self) -> None:
-        """A training whose gradients are zeros has nothing to move; one whose gradients are not has.
+        """Gradients of zeros move nothing, which is right; other gradients have to move weights.
 
-        What is odd is said once, and looked at further: a learning rate may rise, and the norm become known.
+        What is odd is reported once, and the check goes on: the learning rate may rise, and the norm become known.
         """
         model, ignore = self.callback.live_model(), self.callback.ignore
         shows = steps_show(model, self.trainer.optimizer, self.norm, ignore=ignore)
@@ -146,16 +143,16 @@ class Later:
             if not self._said_still:
                 raise OddError(f"{text}, {TOO_SMALL}" if known else text)
 
-    def _check_schedule(self, made: int) -> None:
+    def _check_schedule(self, steps_made: int) -> None:
         scheduler = getattr(self.trainer, "lr_scheduler", None)
         now = scheduler_steps(scheduler)
         if "schedule" not in self.undone or now is None or self.scheduled is None:
             return
-        steps, planned = now - self.scheduled, made - self.skipped
+        steps, planned = now - self.scheduled, steps_made - self.skipped
         outcome = self.callback.run(
             "schedule",
             lambda: check_schedule(self.trainer.optimizer, scheduler, made=steps, planned=planned),
-            quiet=made > _FIRST_SCHEDULE,
+            quiet=steps_made > _FIRST_SCHEDULE,
         )
         if not outcome.fine:
             self.undone.discard("schedule")

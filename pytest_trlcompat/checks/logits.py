@@ -1,7 +1,7 @@
 """Does a model really return only the last logits, and are the log-probabilities computed from them correct?
 
 Catches trl 2770: Transformers accepts and ignores a keyword, so that a trainer reads wrong positions, or computes all
-logits. Imports torch, the modules of this package with an underscore, and the corrected trainers' ``logits_keyword``.
+logits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check_logits(
     Args:
         model: a causal language model, wrapped or not.
         logits_to_keep: K, at least 2 and less than S.
-        keyword: the one that the trainer uses; by default the one that works, if any.
+        keyword: the keyword that the trainer uses; by default the one that works, if any.
         input_ids: ``(B, S)``; by default two rows of K + 4 positions with the first token ids.
         attention_mask: ``(B, S)``; by default all ones.
         tolerance: for the log-probabilities; by default two units in the last place of the largest logit, in the
@@ -100,7 +100,7 @@ class LogitsCalls:
     """Records which forward passes of a model request only the last logits, and what they return.
 
     Args:
-        model: wrapped or not; its outermost module of Transformers is observed.
+        model: wrapped or not; its outermost Transformers modules are observed.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -109,8 +109,10 @@ class LogitsCalls:
         self._wrong: _Call | None = None
         self._request: tuple[str, int] | None = None
         watched = _language_models(model)
-        self._handles: list[Any] = [each.register_forward_pre_hook(self._before, with_kwargs=True) for each in watched]
-        self._handles += [each.register_forward_hook(self._after) for each in watched]
+        self._handles: list[Any] = [
+            module.register_forward_pre_hook(self._before, with_kwargs=True) for module in watched
+        ]
+        self._handles += [module.register_forward_hook(self._after) for module in watched]
 
     def _before(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         requests = [(keyword, kwargs[keyword]) for keyword in KEYWORDS if keyword in kwargs]
@@ -137,10 +139,10 @@ class LogitsCalls:
         """Check the recorded calls; collective if there are several ranks.
 
         Returns:
-            Number of calls that requested only the last logits; 0 says nothing about the model.
+            Number of calls that requested only the last logits. If it is 0, the model was not judged.
 
         Raises:
-            OddError: on every rank: a call got more logits than requested. A trainer that trims them goes on rightly,
+            OddError: on every rank: a call got more logits than requested. A trainer that trims them trains correctly,
                 at the cost of memory and time.
         """
         with together("the length of logits"):
@@ -215,8 +217,8 @@ def _language_models(model: nn.Module) -> list[nn.Module]:
 
     if isinstance(model, PreTrainedModel):
         return [model] if model.get_output_embeddings() is not None else []
-    return [found for child in model.children() for found in _language_models(child)]
+    return [language_model for child in model.children() for language_model in _language_models(child)]
 
 
 def _name(model: nn.Module) -> str:
-    return type(unwrapped(model)).__name__.removeprefix("FSDP")  # which FSDP2 puts before it
+    return type(unwrapped(model)).__name__.removeprefix("FSDP")  # FSDP2 puts this before the name of the class

@@ -1,6 +1,6 @@
 """Peak memory of the accelerator and the host, in bytes.
 
-Imports nothing but the standard library; torch where it is imported already, since only then is an accelerator in use.
+Does not import torch, but uses it if the process has: only then is an accelerator in use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Memory:
     """Memory of this process, in bytes.
 
     Attributes:
-        accelerator: allocated on this process's current accelerator by torch; 0 where there is none.
+        accelerator: allocated on this process's current accelerator by torch; 0 if there is none.
         accelerator_peak: the most of it since the process began or the peak was last reset.
         host: resident now.
         host_peak: the most that was resident since the process began.
@@ -53,20 +53,20 @@ def read_memory() -> Memory:
 
 
 def check_memory(*, accelerator_limit: int | None = None, host_limit: int | None = None) -> Memory:
-    """Neither peak is above its limit, on any rank; collective where there are several.
+    """Neither peak is above its limit on any rank; collective if there are several ranks.
 
     Args:
         accelerator_limit: of :attr:`Memory.accelerator_peak`, bytes.
         host_limit: of :attr:`Memory.host_peak`, bytes, for this process and not for all of a machine's.
 
     Raises:
-        CheckError: on every rank, with the bytes found and allowed.
+        CheckError: on every rank, with the measured and the allowed bytes.
     """
     limits = {"accelerator": accelerator_limit, "host": host_limit}
     with together("peak memory"):
         memory = read_memory()
         problems = [
-            f"the {where}'s peak is {_said(peak)} of {_said(limit)} allowed"
+            f"the {where}'s peak is {_in_words(peak)} of {_in_words(limit)} allowed"
             for where, limit in limits.items()
             if limit is not None and (peak := getattr(memory, f"{where}_peak")) > limit
         ]
@@ -77,13 +77,13 @@ def check_memory(*, accelerator_limit: int | None = None, host_limit: int | None
 
 @functools.cache
 def _device_module(torch: Any) -> Any:
-    """``torch.cuda``, ``torch.npu`` or what else the accelerator of this torch is; ``None`` for the CPU alone."""
+    """``torch.cuda``, ``torch.npu`` or whatever the accelerator of this torch is; ``None`` for the CPU alone."""
     modules = (getattr(torch, name, None) for name in _device_names(torch))
     return next(
         (
-            each
-            for each in modules
-            if each is not None and hasattr(each, "max_memory_allocated") and each.is_available()
+            module
+            for module in modules
+            if module is not None and hasattr(module, "max_memory_allocated") and module.is_available()
         ),
         None,
     )
@@ -106,12 +106,12 @@ def _host() -> tuple[int, int]:
 
 
 def _host_by_rusage() -> tuple[int, int]:
-    """Without /proc only the peak is known."""
+    """The peak, twice: without /proc nothing else is known."""
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return peak, peak
 
 
-def _said(count: int) -> str:
+def _in_words(count: int) -> str:
     return f"{count} bytes ({count / 2**20:.0f} MiB)"

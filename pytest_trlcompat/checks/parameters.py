@@ -3,8 +3,6 @@
 Catches a model of which nothing is trainable, adapters that are frozen, an optimizer that was made of parameters that a
 wrapper has replaced since (accelerate issue 2665), weights that no step changes, and frozen ones that change. Nothing
 is gathered: each rank examines its own shards, and ranks exchange one byte per parameter.
-
-Imports torch, and of this package the modules with an underscore and ``gradients``.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ TOO_SMALL = (
     "and that rate is too small for the type of the weights to show a step at their size: keep them in float32, with "
     "mixed precision, if they are to move"
 )
-"""What is said of weights that stay as they were, where :func:`steps_show` is ``False``."""
+"""What a message adds about weights that do not change, if :func:`steps_show` is ``False``."""
 
 _SAMPLE = 64
 """Elements of a frozen adapted weight that are kept, to tell rounding from another change."""
@@ -38,27 +36,27 @@ an average over steps makes the steps of Adam and its like several times smaller
 
 
 def check_trainable(model: nn.Module, optimizer: Any = None, *, ignore: Sequence[str] = ()) -> dict[str, int]:
-    """Before training: something is trainable, LoRA adapters in use are, and the optimizer has all that is.
+    """Before training: some parameters and LoRA adapters in use are trainable, and the optimizer has all of them.
 
     Collective if there are several ranks.
 
     Args:
         model: wrapped or not, sharded or not.
-        optimizer: torch's, Accelerate's or DeepSpeed's, after the model was wrapped; ``None`` leaves it out.
+        optimizer: torch's, Accelerate's or DeepSpeed's, after the model was wrapped; ``None``: it is not checked.
         ignore: shell patterns of parameters' names to leave out.
 
     Returns:
         Numbers of parameters: ``trainable``, ``frozen``, and ``lora`` among the trainable ones.
 
     Raises:
-        CheckError: on every rank: nothing is trainable, or the optimizer has nothing of what is.
-        OddError: on every rank, with names: the optimizer lacks some of what is trainable, all of an adapter in use is
+        CheckError: on every rank: nothing is trainable, or the optimizer has no trainable parameter.
+        OddError: on every rank, with names: the optimizer lacks some trainable parameters, all of an adapter in use is
             frozen while other parameters train, or nothing but normalisation trains.
     """
     parameters = without(named_parameters(model), ignore)
     trainable = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
     lora = sum("lora_" in name for name, _ in trainable)
-    found = {"trainable": len(trainable), "frozen": len(parameters) - len(trainable), "lora": lora}
+    counts = {"trainable": len(trainable), "frozen": len(parameters) - len(trainable), "lora": lora}
     with together("trainable parameters"):
         if not trainable:
             raise CheckError(
@@ -69,14 +67,14 @@ def check_trainable(model: nn.Module, optimizer: Any = None, *, ignore: Sequence
         if optimizer is not None:
             odd.append(_lacking(optimizer, trainable))
         if texts := [text for text in odd if text is not None]:
-            raise OddError("; ".join(texts), found)
-    return found
+            raise OddError("; ".join(texts), counts)
+    return counts
 
 
 def _frozen_adapters(model: nn.Module, parameters: Sequence[tuple[str, nn.Parameter]]) -> str | None:
-    """Of an adapter in use a part may be frozen, as LoRA-FA freezes ``lora_A``, but not all."""
+    """A part of an adapter in use may be frozen, as LoRA-FA freezes ``lora_A``, but not all of it."""
     active = _active_adapters(model)
-    adapter = [(name, each) for name, each in parameters if "lora_" in name and active & set(name.split("."))]
+    adapter = [(name, parameter) for name, parameter in parameters if "lora_" in name and active & set(name.split("."))]
     if not adapter or any(parameter.requires_grad for _, parameter in adapter):
         return None
     return (
@@ -96,7 +94,7 @@ def _active_adapters(model: nn.Module) -> set[str]:
 
 
 def _normalisation_alone(model: nn.Module, trainable: Sequence[tuple[str, nn.Parameter]], all_: int) -> str | None:
-    """A pattern of names that was meant to freeze a part, and froze all but what it did not match."""
+    """The text if only normalisation trains: a pattern of names may have frozen more than was intended."""
     if len(trainable) == all_ or any(hasattr(module, "peft_config") for module in model.modules()):
         return None
     norms = {
@@ -130,16 +128,18 @@ def _lacking(optimizer: Any, trainable: Sequence[tuple[str, nn.Parameter]]) -> s
 
 
 def held_by(optimizer: Any) -> list[tuple[Tensor, float]]:
-    """What a possibly wrapped optimizer updates, with learning rates; DeepSpeed hides it behind flat buffers."""
+    """The tensors that a possibly wrapped optimizer updates, with learning rates; DeepSpeed hides them in buffers."""
     while True:
         for name in ("bit16_groups", "fp16_groups", "bf16_groups"):  # ZeRO-1 and 2, ZeRO-3, BF16_Optimizer
             groups = getattr(optimizer, name, None)
             if groups:
                 rates = [float(group["lr"]) for group in optimizer.param_groups]
                 rates += [max(rates)] * (len(groups) - len(rates))  # ZeRO-3 may cut a group in several
-                return [(each, rate) for group, rate in zip(groups, rates, strict=False) for each in group]
+                return [(parameter, rate) for group, rate in zip(groups, rates, strict=False) for parameter in group]
         if not hasattr(optimizer, "optimizer"):
-            return [(each, float(group["lr"])) for group in optimizer.param_groups for each in group["params"]]
+            return [
+                (parameter, float(group["lr"])) for group in optimizer.param_groups for parameter in group["params"]
+            ]
         optimizer = optimizer.optimizer
 
 
@@ -147,8 +147,8 @@ class WeightsBefore:
     """Fingerprints of a model's weights, to find out after a step which of them changed.
 
     A fingerprint is one number of 64 bits for each parameter, computed in pieces of 32 MiB, so that no copy of the
-    model is kept. It detects every change of one element, and misses any other with a probability of about 2**-64. Of
-    the frozen weights of adapted layers (PEFT), 64 elements each are kept as well.
+    model is kept. It detects every change of one element, and misses any other with a probability of about 2**-64. For
+    each frozen weight of adapted layers (PEFT) 64 elements are kept as well.
 
     Args:
         model: wrapped or not, sharded or not; each rank examines its own shards.
@@ -158,7 +158,7 @@ class WeightsBefore:
     def __init__(self, model: nn.Module, *, most: int | None = None) -> None:
         self.most = most
         self._prints = _prints(model, most)
-        self._samples = {name: sample(each, _SAMPLE).clone() for name, each in _adapted(model)}
+        self._samples = {name: sample(weight, _SAMPLE).clone() for name, weight in _adapted(model)}
 
     def skipped(self, model: nn.Module) -> list[str]:
         """Names of the parameters that were not looked at, since they have no plain storage (torchao's quantised)."""
@@ -175,13 +175,13 @@ class WeightsBefore:
     def rounded(self, model: nn.Module) -> set[str]:
         """Names of frozen weights of adapted layers of which no kept element changed by more than rounding.
 
-        Merging an adapter and unmerging it, as TRL does to hand the weights to vLLM, leaves such a change; of quantised
-        weights (integers) any.
+        Merging an adapter and unmerging it, as TRL does to hand the weights to vLLM, leaves such a change. In quantised
+        weights (integers) any change counts as rounding.
         """
         return {
             name
             for name, tensor in _adapted(model)
-            if (kept := self._samples.get(name)) is not None and _within_rounding(kept, sample(tensor, _SAMPLE))
+            if (before := self._samples.get(name)) is not None and _within_rounding(before, sample(tensor, _SAMPLE))
         }
 
     def zeros(self) -> set[str]:
@@ -197,7 +197,7 @@ def check_moved(
     optimizer: Any = None,
     ignore: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """After a step, some trainable weights and every new ``lora_B`` changed, and frozen ones are bitwise as before.
+    """After a step, some trainable weights and every new ``lora_B`` changed, and frozen ones are bitwise the same.
 
     Only ``lora_B`` is checked individually: a step of 1e-6 may not change a weight of type bfloat16, but does change a
     zero. Frozen weights of adapted layers may have been rounded: see :meth:`WeightsBefore.rounded`. Collective if there
@@ -211,11 +211,11 @@ def check_moved(
         ignore: shell patterns of parameters' names to leave out.
 
     Returns:
-        Numbers of parameters: ``moved`` and ``frozen``; the names of those that were ``skipped``, where there are some.
+        Numbers of parameters: ``moved`` and ``frozen``; if some were not looked at, their names as ``skipped``.
 
     Raises:
-        CheckError: on every rank: no trainable parameter changed. Where weights of type bfloat16 meet a small learning
-            rate that may be right: judge it over several steps, and by :func:`steps_show`.
+        CheckError: on every rank: no trainable parameter changed. That may be right for weights of type bfloat16 and a
+            small learning rate: judge these over several steps, and by :func:`steps_show`.
         OddError: on every rank, with names: frozen parameters changed, or a new ``lora_B`` did not.
     """
     named = without(named_parameters(model), ignore)
@@ -225,19 +225,19 @@ def check_moved(
     moved = _on_some_rank(named, lambda name: name in moved_here)
     filled = _on_some_rank(named, lambda name: name not in zero_here)
     changed = _on_some_rank(named, lambda name: name in moved_here and name not in rounded_here)
-    idle = set() if optimizer is None else {id(each) for each, rate in held_by(optimizer) if rate == 0}
+    idle = set() if optimizer is None else {id(parameter) for parameter, rate in held_by(optimizer) if rate == 0}
     frozen = [name for name, parameter in named if not parameter.requires_grad]
     trainable = [name for name, parameter in named if parameter.requires_grad and id(parameter) not in idle]
     fresh = [name for name in trainable if "lora_B" in name and name not in filled and name in gradients.reached]
-    found: dict[str, Any] = {"moved": sum(name in moved for name in trainable), "frozen": len(frozen)}
+    report: dict[str, Any] = {"moved": sum(name in moved for name in trainable), "frozen": len(frozen)}
     if skipped := before.skipped(model):
-        found["skipped"] = skipped
+        report["skipped"] = skipped
     with together("the weights after a step"):
-        if trainable and not found["moved"]:
+        if trainable and not report["moved"]:
             raise CheckError(
                 f"expected a step to change the trainable parameters, but none of the {len(trainable)} changed: does "
                 "the optimizer have them, and does it step?",
-                found,
+                report,
             )
         problems = []
         if wrong := [name for name in frozen if name in changed]:
@@ -246,37 +246,41 @@ def check_moved(
             problems.append(f"{listed(unchanged)} had a gradient and did not change: does the optimizer have them?")
         if problems:
             raise OddError(
-                "expected a step to change exactly the trainable parameters, but " + "; ".join(problems), found
+                "expected a step to change exactly the trainable parameters, but " + "; ".join(problems), report
             )
-    return found
+    return report
 
 
 def steps_show(model: nn.Module, optimizer: Any, norm: float | None, *, ignore: Sequence[str] = ()) -> bool:
     """Whether a step at the present learning rate is large enough for the type of some trainable weights to show it.
 
-    A bfloat16 weight of 1 has neighbours at a distance of 0.008, so that steps of 1e-6 leave it as it is, for ever,
-    though nothing is wrong with gradients and optimizer. Collective if there are several ranks.
+    A bfloat16 weight of 1 has neighbours at a distance of 0.008, so steps of 1e-6 never change it, although nothing is
+    wrong with gradients and optimizer. Collective if there are several ranks.
 
     Args:
         model: wrapped or not, sharded or not.
         optimizer: ``torch.optim.SGD`` moves a weight by the learning rate times its gradient, whose root mean square
-            is taken; of any other it is assumed that it scales gradients: a step measures about the learning rate.
-        norm: of all gradients together, as far as it is known; needed for SGD.
+            is taken. Any other optimizer is assumed to scale gradients, so that a step is about the learning rate.
+        norm: of all gradients together, or ``None`` if it is not known; needed for SGD.
         ignore: shell patterns of parameters' names to leave out.
 
     Returns:
         Whether most of the trainable elements are in parameters where a step measures more than 4 times half a unit in
-        the last place of their mean size; ``False`` where that cannot be known.
+        the last place of their mean size; ``False`` if that cannot be known.
     """
-    named = [each for _, each in without(named_parameters(model), ignore) if each.requires_grad]
+    named = [parameter for _, parameter in without(named_parameters(model), ignore) if parameter.requires_grad]
     with together("how large a step is"):
-        rates = {id(each): rate for each, rate in held_by(optimizer)}
+        rates = {id(parameter): rate for parameter, rate in held_by(optimizer)}
         largest = max(rates.values(), default=0.0)
         unit = _step_per_rate(optimizer, named, norm)
-        mine = [(rates.get(id(each), largest), local_shard(each)) for each in named if each.is_floating_point()]
-        shown = sum(each.numel() for rate, each in mine if rate * unit > _CLEARLY * _half_unit(each))
-        counts = shown, sum(each.numel() for _, each in mine)
-    shown, count = (sum(each) for each in zip(*gather_from_ranks(counts), strict=True))
+        mine = [
+            (rates.get(id(parameter), largest), local_shard(parameter))
+            for parameter in named
+            if parameter.is_floating_point()
+        ]
+        shown = sum(shard.numel() for rate, shard in mine if rate * unit > _CLEARLY * _half_unit(shard))
+        counts = shown, sum(shard.numel() for _, shard in mine)
+    shown, count = (sum(of_ranks) for of_ranks in zip(*gather_from_ranks(counts), strict=True))
     return 2 * shown > count
 
 
@@ -286,7 +290,7 @@ def _step_per_rate(optimizer: Any, named: Sequence[Tensor], norm: float | None) 
         optimizer = optimizer.optimizer
     if not isinstance(optimizer, torch.optim.SGD):
         return 1.0
-    count = sum(getattr(each, "ds_numel", each.numel()) for each in named)
+    count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in named)
     return 0.0 if norm is None or not count else float(norm) / count**0.5
 
 
@@ -304,7 +308,9 @@ def check_finite(model: nn.Module, *, ignore: Sequence[str] = ()) -> int:
     Raises:
         CheckError: on every rank, with names.
     """
-    named = [(name, each) for name, each in without(named_parameters(model), ignore) if each.requires_grad]
+    named = [
+        (name, parameter) for name, parameter in without(named_parameters(model), ignore) if parameter.requires_grad
+    ]
     with together("whether weights are finite"):
         shards = [(name, local_shard(parameter)) for name, parameter in named]
         bad_here = {name for name, shard in shards if not bool(shard.isfinite().all())}
@@ -324,7 +330,7 @@ def _on_some_rank(named: Sequence[tuple[str, nn.Parameter]], predicate: Callable
 
 
 def _prints(model: nn.Module, most: int | None) -> dict[str, tuple[tuple[int, ...], int]]:
-    shards = [(name, shard) for name, each in named_parameters(model) if has_bits(shard := local_shard(each))]
+    shards = [(name, shard) for name, parameter in named_parameters(model) if has_bits(shard := local_shard(parameter))]
     values = fingerprints([shard if most is None else sample(shard, most) for _, shard in shards])
     return {name: (tuple(shard.shape), value) for (name, shard), value in zip(shards, values, strict=True)}
 

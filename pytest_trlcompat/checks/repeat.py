@@ -1,7 +1,7 @@
-"""Is a model's output the same function of a batch each time? Imports torch, and of this package ``_ranks``.
+"""Is a model's output the same function of a batch each time?
 
 Catches dropout that eval mode leaves on (transformers 33844, by TrainCheck), and whatever else draws random numbers or
-keeps a state between forwards.
+keeps state between forwards.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _UNITS = 16
 
 
 def check_repeatable(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, float]:
-    """Two forwards in eval mode give the same output. Costs these; collective with a sharded model (FSDP, ZeRO-3).
+    """Two forwards in eval mode give the same output; collective with a sharded model (FSDP, ZeRO-3).
 
-    Modes are as before afterwards, and random numbers go on where they were.
+    Runs these two forwards. Afterwards modes and the state of the random number generators are as before.
 
     Args:
         model: wrapped or not.
@@ -37,19 +37,19 @@ def check_repeatable(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, f
     Raises:
         CheckError: on every rank: an output differs by more than rounding explains.
     """
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     accelerators = [] if device.type == "cpu" else [device.index or 0]
     outputs = []
     draws = torch.random.fork_rng(accelerators, device_type=device.type if accelerators else "cuda")
     with draws, torch.no_grad(), dropout_off(model):
         for _ in range(2):
-            outputs.append([each.detach().clone() for each in _tensors(model(*args, **kwargs))])
+            outputs.append([output.detach().clone() for output in _tensors(model(*args, **kwargs))])
     with together("whether the loss is a function of the batch"):
         largest = 0.0
-        for one, other in zip(*outputs, strict=True):
-            scale = one.abs().max().item() if one.numel() else 0.0
-            off = (one.double() - other.double()).abs().max().item() / scale if scale else 0.0
-            allowed = _UNITS * float(torch.finfo(one.dtype).eps)
+        for first, second in zip(*outputs, strict=True):
+            scale = first.abs().max().item() if first.numel() else 0.0
+            off = (first.double() - second.double()).abs().max().item() / scale if scale else 0.0
+            allowed = _UNITS * float(torch.finfo(first.dtype).eps)
             if not off <= allowed:
                 raise CheckError(
                     f"expected the same output for the same batch in eval mode, but two forwards differ by {off:.2g} "
@@ -65,4 +65,4 @@ def _tensors(output: Any) -> Iterator[Tensor]:
     values = (
         output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else [output]
     )
-    yield from (each for each in values if isinstance(each, Tensor) and each.is_floating_point())
+    yield from (value for value in values if isinstance(value, Tensor) and value.is_floating_point())

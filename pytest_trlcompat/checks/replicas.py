@@ -4,8 +4,8 @@ The case of BLOOM-176B (TrainCheck, OSDI 2025; DeepSpeed pull 1801): layer norms
 group holds whole drifted apart, and nobody saw it for months. Gradients that are not reduced (a model moved after DDP
 wrapped it, a forward that goes past the wrapper) and a link that loses data end the same way.
 
-Nothing is gathered: of each parameter a rank computes one number, and ranks exchange one number per group, unless these
-differ. Imports torch, and of this package the modules with an underscore.
+Nothing is gathered: a rank computes one number for each parameter, and ranks exchange one number per group, unless
+these differ.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def check_replicas(
 ) -> dict[str, int]:
     """Ranks that hold the same parameter, or the same shard of it, hold it bitwise equal.
 
-    Under DDP, ZeRO-1 and ZeRO-2 these are all parameters. Where they are sharded, those that are still held several
-    times: whole layer norms beside parallel layers, the replicas of a hybrid mesh, what ZeRO-3 leaves whole because it
-    is small. Experts that live on one rank alone (DeepSpeed's ``allreduce = False``) and Megatron's parallel tensors
-    are left out, and what has no plain storage (torchao's quantised tensors). Collective.
+    Under DDP, ZeRO-1 and ZeRO-2 these are all parameters. If parameters are sharded, these are the ones that several
+    ranks still hold: whole layer norms between parallel layers, the replicas of a hybrid mesh, small parameters that
+    ZeRO-3 leaves whole. Left out are experts that live on one rank alone (DeepSpeed's ``allreduce = False``),
+    Megatron's parallel tensors, and tensors without a plain storage (torchao's quantised ones). Collective.
 
     Args:
         model: wrapped or not, sharded or not.
@@ -52,16 +52,17 @@ def check_replicas(
     size = world_size()
     with together(f"whether ranks agree on {what}"):
         parts = [] if size == 1 else _parts(model, ignore)
-        values = fingerprints([each if most is None else sample(each, most) for _, _, each in parts])
+        values = fingerprints([tensor if most is None else sample(tensor, most) for _, _, tensor in parts])
         mine = [(name, part, value) for (name, part, _), value in zip(parts, values, strict=True)]
     digests: dict[_Part, int] = {}
     for name, part, value in mine:
         digests[part] = hash((digests.get(part, 0), _number(name), value))
     everyone = gather_from_ranks(digests)
-    shared = {part for part in digests if sum(part in each for each in everyone) > 1}
+    shared = {part for part in digests if sum(part in digests_of_rank for digests_of_rank in everyone) > 1}
     compared = sum(part in shared for _, part, _ in mine)
     if any(
-        len({each[part] for each in everyone if part in each}) > 1 for part in {p for each in everyone for p in each}
+        len({digests_of_rank[part] for digests_of_rank in everyone if part in digests_of_rank}) > 1
+        for part in {part for digests_of_rank in everyone for part in digests_of_rank}
     ):
         _name_them(gather_from_ranks(mine), what)
     return {"compared": compared, "alone": len(mine) - compared}
@@ -73,7 +74,7 @@ def _number(name: str) -> int:
 
 
 def _name_them(everyone: Sequence[Sequence[tuple[str, _Part, int]]], what: str) -> None:
-    """Raise with what differs; the same on every rank, since all see the same."""
+    """Raise with the names that differ; the text is the same on every rank, since all see the same values."""
     held: dict[tuple[str, _Part], dict[int, int]] = {}
     for number, mine in enumerate(everyone):
         for name, part, value in mine:

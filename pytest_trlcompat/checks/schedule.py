@@ -1,4 +1,4 @@
-"""Does the learning rate move as planned? Imports torch, and of this package ``_ranks``."""
+"""Does the learning rate move as planned?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check_schedule", "scheduler_steps"]
 
 
 def scheduler_steps(scheduler: Any) -> int | None:
-    """How many steps a learning rate scheduler of torch has made, or ``None`` where it counts none of its own.
+    """How many steps a learning rate scheduler of torch has made, or ``None`` if it does not count them.
 
     ``ReduceLROnPlateau`` steps at evaluations, and DeepSpeed's own schedulers count otherwise.
     """
@@ -22,12 +22,12 @@ def scheduler_steps(scheduler: Any) -> int | None:
 
 
 def check_schedule(optimizer: Any, scheduler: Any, *, made: int, planned: int) -> dict[str, Any]:
-    """The scheduler made one step for each of the optimizer's, and the optimizer has the rates that it gave.
+    """The scheduler made one step for each of the optimizer's, and the optimizer has the rates of the scheduler.
 
     Args:
         optimizer: torch's, Accelerate's or DeepSpeed's.
-        scheduler: torch's, or Accelerate's, which makes a step for each process where batches are not split.
-        made: steps of the scheduler between two points of time: :func:`scheduler_steps`, subtracted.
+        scheduler: torch's, or Accelerate's, which makes a step for each process if batches are not split.
+        made: steps of the scheduler between two points of time: the difference of two :func:`scheduler_steps`.
         planned: steps of the optimizer between them, without those that loss scaling skipped.
 
     Returns:
@@ -38,24 +38,25 @@ def check_schedule(optimizer: Any, scheduler: Any, *, made: int, planned: int) -
     """
     with together("the learning rate"):
         rates = [float(group["lr"]) for group in _inner(optimizer).param_groups]
-        found = {"made": made, "planned": planned, "rates": rates}
+        report = {"made": made, "planned": planned, "rates": rates}
         problems = []
         if made not in _allowed(scheduler, planned):
             problems.append(
                 f"the scheduler made {made} steps in {planned} of the optimizer: the learning rate "
                 + ("stays where it was" if made == 0 else f"is where {made} steps would have brought it")
             )
-        given = [float(rate) for rate in getattr(_inner(scheduler), "_last_lr", rates)]
-        if len(given) == len(rates) and any(
-            abs(one - other) > 1e-6 * abs(one) for one, other in zip(given, rates, strict=True)
+        scheduled = [float(rate) for rate in getattr(_inner(scheduler), "_last_lr", rates)]
+        if len(scheduled) == len(rates) and any(
+            abs(scheduled_rate - rate) > 1e-6 * abs(scheduled_rate)
+            for scheduled_rate, rate in zip(scheduled, rates, strict=True)
         ):
             problems.append(
-                f"the optimizer's learning rates are {rates}, the scheduler's {given}: it was made for another "
+                f"the optimizer's learning rates are {rates}, the scheduler's {scheduled}: it was made for another "
                 "optimizer, or something else sets them"
             )
         if problems:
-            raise OddError("expected the learning rate to move as planned, but " + "; ".join(problems), found)
-    return found
+            raise OddError("expected the learning rate to move as planned, but " + "; ".join(problems), report)
+    return report
 
 
 def _allowed(scheduler: Any, planned: int) -> set[int]:

@@ -1,7 +1,6 @@
 """Has anything that trains moved by the end of a training, and if not, why?
 
-Each rank examines its own shards, and ranks exchange a byte for each question, once, at the end. Imports torch, and of
-this package ``_models``, ``_ranks``, ``forwards`` and ``parameters``.
+Each rank examines its own shards, and ranks exchange a byte for each question, once, at the end.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ __all__ = ["Standstill"]
 
 
 class Standstill:
-    """What a training was like from its beginning, to be judged at its end.
+    """What a training did since it began, judged at its end.
 
-    A warmup may begin with a learning rate of 0, and rewards may be equal for a while, hence not before.
+    It is not judged before, since a warmup may begin with a learning rate of 0, and rewards may be equal for a while.
 
     Args:
         before: the weights when the training began.
-        forwards: what is heard of the first batches, or ``None`` where nothing listens.
+        forwards: the listener to the first batches, or ``None`` if there is none.
         step: the trainer's global step when the training began.
     """
 
@@ -35,6 +34,7 @@ class Standstill:
         self._before = before
         self._forwards = forwards
         self._began_at = step
+        # The largest learning rate so far; empty while no step has begun.
         self._rates: list[float] = []
         self._norm: float | None = None
 
@@ -49,7 +49,7 @@ class Standstill:
             self._norm = max(self._norm or 0.0, float(norm) if math.isfinite(norm) else math.inf)
 
     def check(self, model: nn.Module, step: int, ignore: Sequence[str] = ()) -> dict[str, Any]:
-        """Some trainable weight differs from what it was at the beginning; collective if there are several ranks.
+        """Some trainable weight differs from its value at the beginning; collective if there are several ranks.
 
         Args:
             step: the trainer's global step now.
@@ -58,21 +58,24 @@ class Standstill:
             ``steps``, how many the trainer made.
 
         Raises:
-            OddError: on every rank: no step was made, or no trainable weight changed, with the reason where it shows.
+            OddError: on every rank: no step was made, or no trainable weight changed. The message names the reason if
+                the rates, labels, advantages or norms show it.
         """
-        found = {"steps": step - self._began_at}
+        report = {"steps": step - self._began_at}
         with together("whether anything moved"):
-            trainable = {name for name, each in without(named_parameters(model), ignore) if each.requires_grad}
+            trainable = {
+                name for name, parameter in without(named_parameters(model), ignore) if parameter.requires_grad
+            }
             here = self._signals(bool(self._before.moved(model) & trainable))
         moved, rated, has_labels, labelled, has_advantages, advantage, normed, not_zero = any_rank(here)
         if moved:
-            return found
+            return report
         with together("whether anything moved"):
-            if not found["steps"]:
+            if not report["steps"]:
                 raise OddError(
                     "expected steps, but the trainer made none: look at max_steps, num_train_epochs, the number of "
                     "rows, and where a training is resumed",
-                    found,
+                    report,
                 )
             if not rated and self._rates:
                 reason = "the learning rate was 0 in every step"
@@ -88,9 +91,9 @@ class Standstill:
             else:
                 reason = "why cannot be told from learning rates, labels, advantages and logged gradient norms"
             raise OddError(
-                f"expected training to change weights, but in {found['steps']} steps no trainable one has changed: "
+                f"expected training to change weights, but in {report['steps']} steps no trainable one has changed: "
                 f"{reason}",
-                found,
+                report,
             )
 
     def _signals(self, moved: bool) -> list[int]:

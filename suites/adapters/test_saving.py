@@ -29,24 +29,24 @@ def test_saving_under_fsdp1(subject: str, judge: Judge, adapter_trainings: Adapt
 
     def measure() -> Finding:
         training = adapter_trainings(subject, "fsdp1")
-        found, folder = training.found, training.folder
+        run, folder = training.first, training.folder
         failures = training.failures()
         if failures.first:
             failure = next(iter(failures.first.values()))
             return Finding(Verdict.ERROR, {"failure": failure, **failures.of_other_ranks})
-        adapter, saved = found["adapter"], read_safetensors(folder / adapter_saving.SAVED, FILE)
+        adapter, saved = run["adapter"], read_safetensors(folder / adapter_saving.SAVED, FILE)
         checkpoint = read_safetensors(folder / f"checkpoint-{adapter_saving.STEPS}", FILE)
         evidence = {
             "tensors": len(adapter),
             "tensors_saved": len(saved),
             "tensors_in_checkpoint": len(checkpoint),
             "bitwise_equal": sum(saved.get(name) == data for name, data in adapter.items()),
-            "grad_norm": found["grad_norm"],
-            "grad_norm_resumed": found["grad_norm_resumed"],
-            "resumed_off_by": greatest_difference(found["resumed"], adapter),
+            "grad_norm": run["grad_norm"],
+            "grad_norm_resumed": run["grad_norm_resumed"],
+            "resumed_off_by": greatest_difference(run["resumed"], adapter),
         }
         assert len(adapter) > 0
-        right = saved == checkpoint == adapter == found["resumed"]
+        right = saved == checkpoint == adapter == run["resumed"]
         return Finding(Verdict.OK if right else Verdict.SILENT, evidence)
 
     judge(measure, subject=subject, strategy="fsdp1")
@@ -62,16 +62,16 @@ def test_resuming_under_ddp(subject: str, judge: Judge, adapter_trainings: Adapt
 
     def measure() -> Finding:
         training = adapter_trainings(subject, "ddp")
-        found, failures = training.found, training.failures("training", "resuming")
+        run, failures = training.first, training.failures("training", "resuming")
         if failed := failure_of(judge.issue.id, failures.first):
             return Finding(failed, {"failures": failures.first, **failures.of_other_ranks})
         evidence = {
-            "tensors": len(found["adapter"]),
-            "grad_norm": found["grad_norm"],
-            "grad_norm_resumed": found["grad_norm_resumed"],
-            "resumed_off_by": greatest_difference(found["resumed"], found["adapter"]),
+            "tensors": len(run["adapter"]),
+            "grad_norm": run["grad_norm"],
+            "grad_norm_resumed": run["grad_norm_resumed"],
+            "resumed_off_by": greatest_difference(run["resumed"], run["adapter"]),
         }
-        right = found["resumed"] == found["adapter"] and evidence["tensors"] > 0
+        right = run["resumed"] == run["adapter"] and evidence["tensors"] > 0
         return Finding(Verdict.OK if right else Verdict.SILENT, evidence)
 
     judge(measure, subject=subject, strategy="ddp")

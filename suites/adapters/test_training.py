@@ -87,7 +87,7 @@ def test_checkpointing_under_zero3(subject: str, judge: Judge, lora_runs: Callab
 def test_reentrant_checkpointing_under_ddp(subject: str, judge: Judge, setting_trainings: SettingTrainings) -> None:
     """Adapters, DDP and reentrant checkpointing.
 
-    Right is: GRPO trains so as in a single process, see :mod:`suites.settings.equivalence`.
+    Right is: GRPO trains as in a single process, see :mod:`suites.settings.equivalence`.
     """
     setting_trainings.judge_row(judge, subject, "ddp-peft_config-checkpointing")
 
@@ -96,7 +96,7 @@ def test_reentrant_checkpointing_under_ddp(subject: str, judge: Judge, setting_t
 def test_mixed_dtypes_under_zero3(subject: str, judge: Judge, setting_trainings: SettingTrainings) -> None:
     """A float32 adapter on a bfloat16 model under ZeRO-3 (deepspeed 8073).
 
-    Right is: GRPO trains so as in a single process, see :mod:`suites.settings.equivalence`.
+    Right is: GRPO trains as in a single process, see :mod:`suites.settings.equivalence`.
     """
     setting_trainings.judge_row(judge, subject, "zero3-bf16_weights-peft_config")
 
@@ -105,7 +105,7 @@ def test_mixed_dtypes_under_zero3(subject: str, judge: Judge, setting_trainings:
 def test_bf16_generation_under_fsdp1(subject: str, judge: Judge, setting_trainings: SettingTrainings) -> None:
     """A float32 adapter beneath FSDP1's root, in mixed precision.
 
-    Right is: GRPO trains so as in a single process, see :mod:`suites.settings.equivalence`.
+    Right is: GRPO trains as in a single process, see :mod:`suites.settings.equivalence`.
     """
     setting_trainings.judge_row(judge, subject, "fsdp1-bf16-peft_config")
 
@@ -119,20 +119,20 @@ def test_generation_under_fsdp2(subject: str, judge: Judge, adapter_trainings: A
 
     def measure() -> Finding:
         training = adapter_trainings(subject, "fsdp2")
-        found, truth = training.found, adapter_trainings("corrected", "single").found
+        run, expected = training.first, adapter_trainings("corrected", "single").first
         failures = training.failures("training")
         failure = failures.first.get("training")
         built_as_asked("fsdp2", training.engines, failure)
         evidence = {
             "failure": failure,
             **failures.of_other_ranks,
-            "grad_norm": found["grad_norm"],
-            "single": truth["grad_norm"],
+            "grad_norm": run["grad_norm"],
+            "single": expected["grad_norm"],
         }
         if failed := failure_of(judge.issue.id, failures.first):
             return Finding(failed, evidence)
-        assert len(truth["grad_norm"]) == adapter_saving.STEPS
-        wrong = unequal(found["grad_norm"], truth["grad_norm"], relative=True)
+        assert len(expected["grad_norm"]) == adapter_saving.STEPS
+        wrong = unequal(run["grad_norm"], expected["grad_norm"], relative=True)
         return Finding(Verdict.SILENT if wrong else Verdict.OK, evidence)
 
     judge(measure, subject=subject, strategy="fsdp2")
@@ -148,8 +148,8 @@ def test_one_forward_under_zero3(subject: str, judge: Judge, lora_runs: Callable
 
     def measure() -> Finding:
         run = lora_runs(subject, "zero3-one_forward")["config"]
-        truth = lora_runs("corrected", "single-one_forward")["config"]
-        return as_in_one_process(judge.issue.id, run, truth, adapters.ONE_FORWARD["steps"])
+        expected = lora_runs("corrected", "single-one_forward")["config"]
+        return as_in_one_process(judge.issue.id, run, expected, adapters.ONE_FORWARD["steps"])
 
     judge(measure, subject=subject, strategy="zero3")
 
@@ -164,9 +164,9 @@ def test_biases_under_zero3(subject: str, judge: Judge, lora_runs: Callable[[str
 
     def measure() -> Finding:
         run = lora_runs(subject, "zero3-biases")["config"]
-        truth = lora_runs("corrected", "single-biases")["config"]
-        assert truth["trainable"] > 2 * truth["lora_b"], "biases beside the two halves of each adapter"
-        return as_in_one_process(judge.issue.id, run, truth, adapters.BIASES["steps"])
+        expected = lora_runs("corrected", "single-biases")["config"]
+        assert expected["trainable"] > 2 * expected["lora_b"], "biases beside the two halves of each adapter"
+        return as_in_one_process(judge.issue.id, run, expected, adapters.BIASES["steps"])
 
     judge(measure, subject=subject, strategy="zero3")
 
@@ -181,9 +181,9 @@ def test_whole_modules_under_zero3(subject: str, judge: Judge, lora_runs: Callab
 
     def measure() -> Finding:
         run = lora_runs(subject, "zero3-whole")["config"]
-        truth = lora_runs("corrected", "single-whole")["config"]
-        assert truth["trainable"] == 2 * truth["lora_b"] + 1, "the head beside the two halves of each adapter"
-        return as_in_one_process(judge.issue.id, run, truth, adapters.STEPS)
+        expected = lora_runs("corrected", "single-whole")["config"]
+        assert expected["trainable"] == 2 * expected["lora_b"] + 1, "the head beside the two halves of each adapter"
+        return as_in_one_process(judge.issue.id, run, expected, adapters.STEPS)
 
     judge(measure, subject=subject, strategy="zero3")
 

@@ -1,7 +1,4 @@
-"""Trainings of adapters that several suites judge, and how: by what every rank failed with, and by one process.
-
-Runs in the test process.
-"""
+"""Trainings of adapters that several suites judge, and how: by what every rank failed with, and by one process."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class AdapterTraining:
     folder: Path
 
     @property
-    def found(self) -> Mapping[str, Any]:
+    def first(self) -> Mapping[str, Any]:
         """What rank 0 measured, which alone has the tensors."""
         return self.ranks[0]
 
@@ -77,7 +74,7 @@ class AdapterTrainings:
 
 
 def with_every_failure(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What rank 0 measured of one variant, with the ``failure`` of any rank, and what others failed with beside it.
+    """What rank 0 measured of one variant, with the ``failure`` of any rank, and what else other ranks failed with.
 
     Args:
         ranks: what :func:`adapters.lora_trainings` measured of the variant on each.
@@ -95,25 +92,25 @@ def failures_in(runs: Mapping[str, Mapping[str, Any]]) -> Failures:
     )
 
 
-def as_in_one_process(issue: str, run: Mapping[str, Any], truth: Mapping[str, Any], steps: int) -> Finding:
+def as_in_one_process(issue: str, run: Mapping[str, Any], expected: Mapping[str, Any], steps: int) -> Finding:
     """``ok`` where all that shall learn had a finite gradient at each step, and nothing else moved, and where gradient
     norms and the weights afterwards are those of one process, relative to their size.
 
     Args:
-        run, truth: what :func:`adapters.lora_trainings` measured of one variant.
-        steps: how many the truth must have.
+        run, expected: what :func:`adapters.lora_trainings` measured of one variant.
+        steps: how many ``expected`` must have.
     """
     failed = failure_of(issue, {"train": run["failure"]} if run["failure"] else {})
     if failed:
         return Finding(failed, dict(run))
-    assert len(truth["grad_norm"]) == steps, truth
-    assert truth["grad_norm"][-1] > 0, truth
-    evidence = {key: run[key] for key in _KEYS} | {f"{key}_in_one_process": truth[key] for key in _KEYS}
+    assert len(expected["grad_norm"]) == steps, expected
+    assert expected["grad_norm"][-1] > 0, expected
+    evidence = {key: run[key] for key in _KEYS} | {f"{key}_in_one_process": expected[key] for key in _KEYS}
     wrong = (
-        run["trainable"] != truth["trainable"]
+        run["trainable"] != expected["trainable"]
         or run["without_gradient"]
         or run["frozen_moved"]
-        or unequal(run["grad_norm"], truth["grad_norm"], relative=True)
-        or unequal([run["weights"]], [truth["weights"]], relative=True)
+        or unequal(run["grad_norm"], expected["grad_norm"], relative=True)
+        or unequal([run["weights"]], [expected["weights"]], relative=True)
     )
     return Finding(Verdict.SILENT if wrong else Verdict.OK, evidence)

@@ -1,1 +1,1 @@
-"""Suites that hold trainers against the reference, see :mod:`pytest_trlcompat.conformance`."""
+"""Suites that compare trainers with the reference, see :mod:`pytest_trlcompat.conformance`."""

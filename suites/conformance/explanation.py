@@ -1,4 +1,4 @@
-"""Which differences from the reference other known issues explain. Imports nothing of the stack."""
+"""Which differences from the reference other known issues explain."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def explained(
     :func:`changes_what_follows`.
     """
     possible = [
-        each
-        for each in catalog.values()
-        if each.differences and _is_predicted(each, {Verdict.SILENT}, subject, label, versions)
+        issue
+        for issue in catalog.values()
+        if issue.differences and _is_predicted(issue, {Verdict.SILENT}, subject, label, versions)
     ]
     sharded = not label.startswith(("single-", "ddp-"))
     by: list[str] = []
@@ -42,22 +42,24 @@ def explained(
         # Under a strategy that shards gradients, weights are the first that is seen of them.
         names = [stage, stage.replace("weights[", "gradients[")] if sharded else [stage]
         ids = [
-            each.id
-            for each in possible
-            if any(one.matches(name, setting, where) for one in each.differences for name in names)
+            issue.id
+            for issue in possible
+            if any(pattern.matches(name, setting, where) for pattern in issue.differences for name in names)
         ]
         if not ids:
             return by, difference
-        by += [each for each in ids if each not in by]
+        by += [issue_id for issue_id in ids if issue_id not in by]
         if changes_what_follows(stage):
             break
     return by, None
 
 
 def changes_what_follows(stage: str) -> bool:
-    """Whether quantities after it are others with it: not of a number that is only logged or returned, and not of how
-    tokens would have been drawn, since completions are given;
-    nor of a row that was made wrong, since the reference then trains on that row."""
+    """Whether a difference in this quantity changes the quantities after it.
+
+    A number that is only logged or returned changes nothing. How tokens would have been drawn changes nothing, since
+    completions are fixed in advance, and neither does a wrong row, since the reference then trains on that row.
+    """
     return not stage.startswith(_ALONE)
 
 
@@ -86,11 +88,11 @@ def failed_by(
         trainer: whose training it ended, one of :data:`~pytest_trlcompat.conformance.rows.TRAINERS`.
     """
     return [
-        each.id
-        for each in catalog.values()
-        if each.kind in ("", trainer)
-        and each.shows(failure.classes, failure.message, failure.location)
-        and _is_predicted(each, {Verdict.BROKEN, Verdict.BLOCKED}, subject, label, versions)
+        issue.id
+        for issue in catalog.values()
+        if issue.kind in ("", trainer)
+        and issue.shows(failure.classes, failure.message, failure.location)
+        and _is_predicted(issue, {Verdict.BROKEN, Verdict.BLOCKED}, subject, label, versions)
     ]
 
 
@@ -102,11 +104,11 @@ def _is_predicted(
     One that meets every trainer is there also with releases that lack the trainer by which it is measured.
     """
     if not issue.trainer:
-        present = tuple(each for each in issue.predictions if each.verdict is not Verdict.ABSENT)
+        present = tuple(prediction for prediction in issue.predictions if prediction.verdict is not Verdict.ABSENT)
         issue = replace(issue, predictions=present)
     strategy = label.partition("-")[0]
-    labels = [each for each in issue.labels() if each.partition("-")[0] == strategy]
+    labels = [issue_label for issue_label in issue.labels() if issue_label.partition("-")[0] == strategy]
     elsewhere = ("single",) if strategy == "single" else ("single", "ddp")
-    labels = labels or [each for each in issue.labels() if each.partition("-")[0] in elsewhere]
-    predictions = (issue.predict(subject, each, versions) for each in labels)
-    return any(each is not None and each.verdict in verdicts for each in predictions)
+    labels = labels or [issue_label for issue_label in issue.labels() if issue_label.partition("-")[0] in elsewhere]
+    predictions = (issue.predict(subject, issue_label, versions) for issue_label in labels)
+    return any(prediction is not None and prediction.verdict in verdicts for prediction in predictions)

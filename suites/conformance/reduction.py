@@ -1,4 +1,4 @@
-"""The fewest values of a setting with which a quantity still differs. Imports nothing of the stack."""
+"""The fewest values of a setting with which a quantity still differs."""
 
 from __future__ import annotations
 

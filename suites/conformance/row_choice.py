@@ -1,11 +1,9 @@
 """Which rows a sweep of the default cells tries, and which share a launch.
 
-It tries the rows that show a known issue, the row without a setting, and as few of the others as have every value of
-every setting that occurs in a row: a covering array of strength one, found greedily. So rows that differ from others
-only in what stands together are left to other cells and to a full sweep. Rows are tried in launches of which each
-holds rows of one of these kinds alone, so that a sweep that tries one kind trains nothing of another.
-
-Imports nothing of the stack.
+It tries the rows that show a known issue, the row without a setting, and the fewest others that have every value of
+every setting that occurs in a row: a covering array of strength one, chosen greedily. So rows that differ from others
+only in the combination of their values are left to other cells and to a full sweep. Each launch tries rows of only one
+of these kinds, so that a sweep that tries one kind trains nothing of another.
 """
 
 from __future__ import annotations
@@ -57,14 +55,14 @@ def covering(trainer: str) -> frozenset[str]:
     alone = {label: row for label, row in rows.load(trainer).items() if row.strategy == "single" and not row.added}
     values = {label: _values(row) for label, row in alone.items()}
     others = [label for label in alone if (trainer, label) not in SHOWN]
-    found = {label for label in others if not alone[label].setting}
+    chosen = {label for label in others if not alone[label].setting}
     untried: set[tuple[str, str]] = set().union(*(values[label] for label in others if not alone[label].is_of_array))
     untried -= set().union(*(values[label] for label in alone if (trainer, label) in SHOWN))
     while untried:
         best = max(others, key=lambda label: len(values[label] & untried))
-        found.add(best)
+        chosen.add(best)
         untried -= values[best]
-    return frozenset(found)
+    return frozenset(chosen)
 
 
 def launch_of(trainer: str, label: str) -> RowsOfLaunch:
@@ -76,7 +74,7 @@ def launch_of(trainer: str, label: str) -> RowsOfLaunch:
 def _launches() -> Mapping[tuple[str, str], RowsOfLaunch]:
     """By trainer and label."""
     numbers: dict[tuple[object, ...], itertools.count[int]] = {}
-    found: dict[tuple[str, str], RowsOfLaunch] = {}
+    launches: dict[tuple[str, str], RowsOfLaunch] = {}
     for trainer in rows.TRAINERS:
         kinds: dict[tuple[object, ...], list[rows.Row]] = {}
         for row in rows.load(trainer).values():
@@ -87,8 +85,8 @@ def _launches() -> Mapping[tuple[str, str], RowsOfLaunch]:
             size = 1 if trainer in _ALONE else _FEWER if fewer else _TOGETHER
             for start in range(0, len(alike), size):
                 launch = RowsOfLaunch(next(count), alike[start : start + size])
-                found |= {(trainer, row.label): launch for row in launch.rows}
-    return found
+                launches |= {(trainer, row.label): launch for row in launch.rows}
+    return launches
 
 
 def _kind(trainer: str, row: rows.Row) -> tuple[object, ...]:

@@ -39,7 +39,7 @@ _INTERPRETED = 600.0
 
 
 def _longer(settings: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    return {"timeout": _INTERPRETED} if any(each.get("liger") == "kernels" for each in settings) else {}
+    return {"timeout": _INTERPRETED} if any(setting.get("liger") == "kernels" for setting in settings) else {}
 
 
 @dataclass(frozen=True)
@@ -67,21 +67,21 @@ class ConformanceTrainings:
             Untestable: something that the setting needs is not installed, or a recording does not see everything.
         """
         row = rows.load(trainer)[label]
-        setting, found, evidence = self._held(trainer, subject, row)
-        if found["unknown"] and not row.is_of_array:
-            return Finding(Verdict.ABSENT, {"reason": _unknown(found), **evidence})
-        failure, ids = self._failure(trainer, found, subject, label)
+        setting, result, evidence = self._compared(trainer, subject, row)
+        if result["unknown"] and not row.is_of_array:
+            return Finding(Verdict.ABSENT, {"reason": _unknown(result), **evidence})
+        failure, ids = self._failure(trainer, result, subject, label)
         if failure:
             evidence |= {"failure": failure, "differing": ["training"]}
             if ids:
                 return Finding(Verdict.BLOCKED, {"blocked_by": ids[0], "symptoms_of": ids, **evidence})
             return Finding(Verdict.ERROR, evidence)
-        if not found["differences"]:
-            if found.get("shortfall"):
-                raise Untestable(found["shortfall"])
+        if not result["differences"]:
+            if result.get("shortfall"):
+                raise Untestable(result["shortfall"])
             return Finding(Verdict.OK, evidence)
         known = self._known(lambda issue: issue.kind in ("", trainer))
-        by, first = explained(found["differences"], setting, subject, label, stack.installed(), known)
+        by, first = explained(result["differences"], setting, subject, label, stack.installed(), known)
         if first is None:
             return Finding(Verdict.BLOCKED, {"blocked_by": by[0], "symptoms_of": by, **evidence})
         fewest = reduction.smallest(setting, lambda part: self._shows(trainer, subject, row, part, first["stage"]))
@@ -98,47 +98,47 @@ class ConformanceTrainings:
         """
         trainer = measured_with(issue.id)
         row = rows.load(trainer)[label]
-        setting, found, evidence = self._held(trainer, subject, row)
-        if found["unknown"] and not row.is_of_array:
-            raise Absent(_unknown(found))
-        text, _ = self._failure(trainer, found, subject, label)
+        setting, result, evidence = self._compared(trainer, subject, row)
+        if result["unknown"] and not row.is_of_array:
+            raise Absent(_unknown(result))
+        text, _ = self._failure(trainer, result, subject, label)
         if text:
             failure = next(failures_in(text))
             shown = issue.shows(failure.classes, failure.message, failure.location)
             return Finding(Verdict.BROKEN if shown else Verdict.ERROR, {**evidence, "failure": text})
-        others = self._known(lambda one: one.id != issue.id and one.kind in ("", trainer))
+        others = self._known(lambda other: other.id != issue.id and other.kind in ("", trainer))
         prediction = issue.predict(subject, label, stack.installed())
         is_silent = prediction is not None and prediction.verdict is Verdict.SILENT
-        for number, difference in enumerate(found["differences"]):
+        for number, difference in enumerate(result["differences"]):
             stage, where = difference["stage"], difference["where"]
-            shown = any(one.matches(stage, setting, where) for one in issue.differences)
+            shown = any(pattern.matches(stage, setting, where) for pattern in issue.differences)
             if shown and (
                 is_silent or not explained([difference], setting, subject, label, stack.installed(), others)[0]
             ):
                 return Finding(Verdict.SILENT, {**evidence, **difference})
-            before = found["differences"][: number + 1]
+            before = result["differences"][: number + 1]
             by, _ = explained(before, setting, subject, label, stack.installed(), others)
             if by and changes_what_follows(stage):
                 return Finding(Verdict.BLOCKED, {"blocked_by": by[-1], "symptoms_of": by, **evidence})
-        unseen = found.get("unseen", ())
-        if issue.differences and all(any(map(one.quantity.fullmatch, unseen)) for one in issue.differences):
-            raise Untestable(found["shortfall"])
+        unseen = result.get("unseen", ())
+        if issue.differences and all(any(map(pattern.quantity.fullmatch, unseen)) for pattern in issue.differences):
+            raise Untestable(result["shortfall"])
         return Finding(Verdict.OK, evidence)
 
-    def _known(self, wanted: Callable[[KnownIssue], bool]) -> Catalog:
-        return Catalog((each.id, each) for each in self.catalog.values() if wanted(each))
+    def _known(self, concerns: Callable[[KnownIssue], bool]) -> Catalog:
+        return Catalog((issue.id, issue) for issue in self.catalog.values() if concerns(issue))
 
-    def _failure(self, trainer: str, found: Mapping[str, Any], subject: str, label: str) -> tuple[str, list[str]]:
+    def _failure(self, trainer: str, result: Mapping[str, Any], subject: str, label: str) -> tuple[str, list[str]]:
         """What a training ended in, and the known issues that it shows.
 
         An error that one of them explains is no refusal of a setting.
         """
-        text = str(found["failure"] or found.get("refused_with") or "")
+        text = str(result["failure"] or result.get("refused_with") or "")
         failures = list(failures_in(text))
         ids = failed_by(failures[0], subject, label, stack.installed(), self.catalog, trainer) if failures else []
-        return text if found["failure"] or ids else "", ids
+        return text if result["failure"] or ids else "", ids
 
-    def _held(
+    def _compared(
         self, trainer: str, subject: str, row: rows.Row
     ) -> tuple[Mapping[str, Any], Mapping[str, Any], dict[str, Any]]:
         """The setting, what a rank found, and the evidence that does not depend on a verdict.
@@ -148,26 +148,26 @@ class ConformanceTrainings:
             Untestable: something that the setting needs is not installed.
         """
         together = launch_of(trainer, row.label).rows
-        settings = {each.name: each.setting for each in together}
-        partly = [each.name for each in together if each.is_of_array]
-        found = self._launched(trainer, subject, row.strategy, settings, partly, row.name)
-        if found.get("lacking"):
-            raise Untestable(found["lacking"])
+        settings = {launched_row.name: launched_row.setting for launched_row in together}
+        partly = [launched_row.name for launched_row in together if launched_row.is_of_array]
+        result = self._launched(trainer, subject, row.strategy, settings, partly, row.name)
+        if result.get("lacking"):
+            raise Untestable(result["lacking"])
         told = ("failure", "unknown", "refused_with", "differences", "compared")
-        if not any(found.get(name) for name in told):
-            found = {**found, "failure": "AssertionError: nothing of this training was compared with the reference"}
-        evidence: dict[str, Any] = {"setting": dict(row.setting), "compared": found["compared"]}
-        if found.get("unseen"):
-            evidence["not_recorded"] = found["unseen"]
-        if found.get("unheld"):
-            evidence["logged_without_reference"] = found["unheld"]
-        if found["unknown"]:
-            evidence["not_in_this_release"] = found["unknown"]
-        if found.get(sequential.FAILED_ON):
-            evidence[sequential.FAILED_ON] = found[sequential.FAILED_ON]
-        if found["differences"]:
-            evidence["differing"] = list(dict.fromkeys(each["stage"] for each in found["differences"]))
-        return row.setting, found, evidence
+        if not any(result.get(name) for name in told):
+            result = {**result, "failure": "AssertionError: nothing of this training was compared with the reference"}
+        evidence: dict[str, Any] = {"setting": dict(row.setting), "compared": result["compared"]}
+        if result.get("unseen"):
+            evidence["not_recorded"] = result["unseen"]
+        if result.get("unheld"):
+            evidence["logged_without_reference"] = result["unheld"]
+        if result["unknown"]:
+            evidence["not_in_this_release"] = result["unknown"]
+        if result.get(sequential.FAILED_ON):
+            evidence[sequential.FAILED_ON] = result[sequential.FAILED_ON]
+        if result["differences"]:
+            evidence["differing"] = list(dict.fromkeys(difference["stage"] for difference in result["differences"]))
+        return row.setting, result, evidence
 
     def _launched(
         self,
@@ -191,33 +191,39 @@ class ConformanceTrainings:
 
         def launched(names: Sequence[str]) -> LaunchResult:
             return self.launches(
-                *(driver.compare_with_reference, trainer, subject, self.model, {one: settings[one] for one in names}),
+                *(
+                    driver.compare_with_reference,
+                    trainer,
+                    subject,
+                    self.model,
+                    {chosen: settings[chosen] for chosen in names},
+                ),
                 *(self.seed, partly),
                 strategy=strategy,
                 world_size=size,
-                **_longer(settings[one] for one in names),
+                **_longer(settings[chosen] for chosen in names),
                 sharded=False,
                 check=False,
                 raises="original",
             )
 
         tried = in_turn(settings, launched)
-        failures = {name: distinct(rank["failure"] for rank in each.ranks) for name, each in tried.items()}
+        failures = {name: distinct(rank["failure"] for rank in training.ranks) for name, training in tried.items()}
         if strategy == "fsdp2":
-            said = next((each[0] for each in (failures[name], *failures.values()) if each), None)
-            built_as_asked(strategy, next((each.engines for each in tried.values()), {}), said)
-        found = tried[name]
-        if found.error is not None:
-            raise found.error
-        return {**found.ranks[0], "failure": failures[name][0] if failures[name] else None}
+            failure = next((texts[0] for texts in (failures[name], *failures.values()) if texts), None)
+            built_as_asked(strategy, next((training.engines for training in tried.values()), {}), failure)
+        training = tried[name]
+        if training.error is not None:
+            raise training.error
+        return {**training.ranks[0], "failure": failures[name][0] if failures[name] else None}
 
     def _shows(self, trainer: str, subject: str, row: rows.Row, setting: Mapping[str, Any], stage: str) -> bool:
         try:
-            found = self._launched(trainer, subject, row.strategy, {"part": setting}, ["part"], "part")
+            result = self._launched(trainer, subject, row.strategy, {"part": setting}, ["part"], "part")
         except LaunchError:  # what the reference itself refuses: one value of a setting may need another
             return False
-        return any(each["stage"] == stage for each in found["differences"])
+        return any(difference["stage"] == stage for difference in result["differences"])
 
 
-def _unknown(found: Mapping[str, Any]) -> str:
-    return f"this release knows no {', '.join(found['unknown'])} as the setting has it"
+def _unknown(result: Mapping[str, Any]) -> str:
+    return f"this release knows no {', '.join(result['unknown'])} as the setting has it"

@@ -1,4 +1,4 @@
-"""Reference log-probabilities that DPO computes before training, held against one forward pass for each completion.
+"""Reference log-probabilities that DPO computes before training, compared with one forward pass for each completion.
 
 Right is: with ``precompute_ref_log_probs`` every rank has the log-probabilities of all pairs by the reference model
 that the trainer was given.
@@ -92,11 +92,13 @@ def test_reference_is_let_go(subject: str, judge: Judge, launches: LaunchCache, 
     def measure() -> Finding:
         with tempfile.TemporaryDirectory(prefix="trlcompat-") as folder:
             launches(dpo.save, saved_qwen2, Path(folder), strategy="single")
-            (found,) = launches(dpo.kept, subject, saved_qwen2, Path(folder), strategy="single", sharded=False).values
-        failures = {"precomputing": found["failure"]} if found["failure"] else {}
+            (run,) = launches(
+                dpo.held_parameters, subject, saved_qwen2, Path(folder), strategy="single", sharded=False
+            ).values
+        failures = {"precomputing": run["failure"]} if run["failure"] else {}
         if failed := failure_of(judge.issue.id, failures):
             return Finding(failed, {"failures": failures})
-        return Finding(Verdict.WASTEFUL if found["beside"] else Verdict.OK, found)
+        return Finding(Verdict.WASTEFUL if run["beside"] else Verdict.OK, run)
 
     judge(measure, subject=subject, strategy="single")
 
@@ -122,19 +124,21 @@ def _of_precomputed(
         raise Absent("DPO refuses precompute_ref_log_probs under ZeRO-3 until 0.28, and says so")
     if failed := failure_of(issue, failures.first):
         return Finding(failed, {"failures": failures.first, **failures.of_other_ranks})
-    assert max(map(_distance, *(each["chosen"] for each in expected))) > SIGNIFICANT, expected
+    assert max(map(_distance, *(reference_logps["chosen"] for reference_logps in expected))) > SIGNIFICANT, expected
     evidence: dict[str, Any] = {"pairs": len(expected[0]["chosen"]), "largest_differences": []}
     for rank in result.values:
-        wanted = expected[-len(rank["found"]) :]
+        expected_of_rank = expected[-len(rank["found"]) :]
         evidence["largest_differences"].append(
             [
-                max(max(map(_distance, found[side], right[side])) for side in dpo.SIDES)
-                for found, right in zip(rank["found"], wanted, strict=True)
+                max(max(map(_distance, logps[side], expected_logps[side])) for side in dpo.SIDES)
+                for logps, expected_logps in zip(rank["found"], expected_of_rank, strict=True)
             ]
         )
-    right = every(each <= TOLERANCE for rank in evidence["largest_differences"] for each in rank)
+    right = every(
+        difference <= TOLERANCE for differences in evidence["largest_differences"] for difference in differences
+    )
     return Finding(Verdict.OK if right else Verdict.SILENT, evidence)
 
 
-def _distance(one: float, other: float) -> float:
-    return abs(one - other)
+def _distance(logp: float, expected: float) -> float:
+    return abs(logp - expected)

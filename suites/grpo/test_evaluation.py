@@ -132,9 +132,9 @@ def test_loss_of_several_batches(subject: str, judge: Judge, trained: Trainings)
         rows = [number for number, _ in batches]
         assert rows == [grpo.ROWS, grpo.ROWS // 2], "the last batch is half full"
         assert abs(batches[0][1] - batches[1][1]) > SIGNIFICANT, "else any weights would do"
-        truth = sum(number * loss for number, loss in batches) / sum(rows)
-        evidence = {"eval_loss": evaluation["loss"], "eval_loss_by_rows": truth, "batches": batches}
-        return Finding(Verdict.SILENT if unequal([evaluation["loss"]], [truth]) else Verdict.OK, evidence)
+        expected = sum(number * loss for number, loss in batches) / sum(rows)
+        evidence = {"eval_loss": evaluation["loss"], "eval_loss_by_rows": expected, "batches": batches}
+        return Finding(Verdict.SILENT if unequal([evaluation["loss"]], [expected]) else Verdict.OK, evidence)
 
     judge(measure, subject=subject, strategy="single")
 
@@ -148,11 +148,11 @@ def test_loss_of_few_rows(subject: str, judge: Judge, trained: Trainings) -> Non
         failure = training["failure"] or training["evaluation_of_part"].get("failure")
         if failure is not None:
             return Finding(Verdict.ERROR, {"failure": failure})
-        truth = trained.single("corrected", "ddp").first["evaluation_of_part"]["loss"]
-        assert truth > SIGNIFICANT
+        expected = trained.single("corrected", "ddp").first["evaluation_of_part"]["loss"]
+        assert expected > SIGNIFICANT
         loss = training["evaluation_of_part"]["loss"]
-        evidence = {"eval_loss": loss, "eval_loss_single": truth}
-        return Finding(Verdict.SILENT if unequal([loss], [truth]) else Verdict.OK, evidence)
+        evidence = {"eval_loss": loss, "eval_loss_single": expected}
+        return Finding(Verdict.SILENT if unequal([loss], [expected]) else Verdict.OK, evidence)
 
     judge(measure, subject=subject, strategy="ddp")
 
@@ -181,9 +181,9 @@ def _right(evidence: dict[str, Any]) -> bool:
     return same_rewards and same_weights and _equal(evidence["training"], evidence["training_undisturbed"])
 
 
-def _equal(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
-    return len(one) == len(other) and every(
+def _equal(entries: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    return len(entries) == len(expected) and every(
         abs(left[name] - right[name]) <= LOSS_TOLERANCE
-        for left, right in zip(one, other, strict=True)
+        for left, right in zip(entries, expected, strict=True)
         for name in COMPARED
     )

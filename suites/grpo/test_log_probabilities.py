@@ -112,7 +112,7 @@ def test_bfloat16(label: str, subject: str, judge: Judge, setting_trainings: Set
     """
 
     def measure() -> Finding:
-        ranks, _ = setting_trainings.ranks_and_truths(subject, row(label), neighbours=False)
+        ranks, _ = setting_trainings.ranks_and_one_process(subject, row(label), neighbours=False)
         if failures := distinct(rank["failure"] for rank in ranks):
             return Finding(Verdict.ERROR, {"failure": failures[0]})
         shares = [rank["rounded"] for rank in ranks]

@@ -135,7 +135,7 @@ def test_scale_rewards(
         if "failure" in run:
             return Finding(Verdict.ERROR, run)
         pairs = zip(run["found"], run["expected"], strict=True)
-        right = every(abs(found - expected) <= TOLERANCE * max(1.0, abs(expected)) for found, expected in pairs)
+        right = every(abs(advantage - expected) <= TOLERANCE * max(1.0, abs(expected)) for advantage, expected in pairs)
         return Finding(Verdict.OK if right else Verdict.SILENT, run)
 
     judge(measure, subject=subject, strategy="single" if scale == "group" else f"single-{scale}")

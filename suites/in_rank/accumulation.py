@@ -1,7 +1,6 @@
-"""Steps over accumulated micro-batches by a plain ``Trainer``, held against plain PyTorch. Runs inside the ranks.
+"""Steps over accumulated micro-batches by a plain ``Trainer``, compared with plain PyTorch. Runs inside the ranks.
 
-The trainer's loss is its own, a mean of the micro-batch, as that of TRL's DPO, KTO and reward models is. Imports the
-stack only inside functions.
+The trainer's loss is its own, a mean of the micro-batch, as that of TRL's DPO, KTO and reward models is.
 """
 
 from __future__ import annotations
@@ -51,21 +50,21 @@ def train(subject: str, model: TinyModel) -> dict[str, Any]:
         that were logged, and ``expected_losses``; or the ``failure`` of the training. Of the first rank; the others
         return a ``failure`` alone.
     """
-    given: list[Rows] = []
+    batches_of_rank: list[Rows] = []
     with failure() as training:
-        trainer = _trainer(subject, model, given)
+        trainer = _trainer(subject, model, batches_of_rank)
         trainer.train()
         weights = whole(trainer.model_wrapped)
     if training:
         return {"failure": training["text"]}
-    batches = of_all_ranks(given)
+    batches = of_all_ranks(batches_of_rank)
     if int(os.environ.get("RANK", "0")):
         return {"failure": None}
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return {"failure": None, "losses": losses, **_held(model, weights, batches)}
+    return {"failure": None, "losses": losses, **_compared_with_pytorch(model, weights, batches)}
 
 
-def _trainer(subject: str, model: TinyModel, given: list[Rows]) -> Any:
+def _trainer(subject: str, model: TinyModel, batches_of_rank: list[Rows]) -> Any:
     import torch
     import transformers
 
@@ -77,7 +76,7 @@ def _trainer(subject: str, model: TinyModel, given: list[Rows]) -> Any:
             self.model_accepts_loss_kwargs = False  # the loss is a mean, which Trainer is to divide
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            given.append(inputs["input_ids"].tolist())
+            batches_of_rank.append(inputs["input_ids"].tolist())
             return _loss(model, inputs["input_ids"])
 
     random = torch.Generator().manual_seed(0)
@@ -96,12 +95,14 @@ def _loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
-def _held(model: TinyModel, weights: Mapping[str, torch.Tensor], batches: Sequence[Sequence[Rows]]) -> dict[str, Any]:
+def _compared_with_pytorch(
+    model: TinyModel, weights: Mapping[str, torch.Tensor], batches: Sequence[Sequence[Rows]]
+) -> dict[str, Any]:
     """The same steps on a copy of the model, in one process: the mean of all micro-batches of all ranks."""
     import torch
 
     right = model.new_model()
-    before = {name: each.detach().clone() for name, each in right.named_parameters()}
+    before = {name: parameter.detach().clone() for name, parameter in right.named_parameters()}
     optimizer = torch.optim.SGD(right.parameters(), lr=_LEARNING_RATE)
     losses = []
     for step in range(STEPS):

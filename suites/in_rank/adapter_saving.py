@@ -1,7 +1,4 @@
-"""GRPO with adapters, measured inside the ranks: trained, saved, and resumed from a checkpoint.
-
-Imports the stack only inside functions.
-"""
+"""GRPO with adapters, measured inside the ranks: trained, saved, and resumed from a checkpoint."""
 
 from __future__ import annotations
 
@@ -39,25 +36,25 @@ def train(subject: str, model: TinyModel, folder: str, resuming: bool) -> dict[s
         trainer.add_callback(grpo_trainings.saving_once())  # the other one saves its last step
     with sharding.failure() as training:
         trainer.train()
-    found: dict[str, Any] = {"failure": training.get("text"), "grad_norm": models.logged(trainer, "grad_norm")}
+    measured: dict[str, Any] = {"failure": training.get("text"), "grad_norm": models.logged(trainer, "grad_norm")}
     if training:
         with sharding.failure():  # a rank that leaves early takes its connections along
             trainer.accelerator.wait_for_everyone()
-        return found
+        return measured
     if not resuming:
-        return found
-    found["adapter"] = _adapter(trainer)
+        return measured
+    measured["adapter"] = _adapter(trainer)
     with sharding.failure() as saving:
         trainer.save_model(os.path.join(folder, SAVED))
-    found["saving"] = saving.get("text")
+    measured["saving"] = saving.get("text")
     again = _build(subject, model, folder, saving=True)
     with sharding.failure() as caught:
         again.train(resume_from_checkpoint=os.path.join(folder, "checkpoint-1"))
-    found["resuming"] = caught.get("text")
+    measured["resuming"] = caught.get("text")
     if not caught:
-        found["resumed"] = _adapter(again)
-        found["grad_norm_resumed"] = models.logged(again, "grad_norm")
-    return found
+        measured["resumed"] = _adapter(again)
+        measured["grad_norm_resumed"] = models.logged(again, "grad_norm")
+    return measured
 
 
 def _build(subject: str, model: TinyModel, folder: str, saving: bool) -> Any:

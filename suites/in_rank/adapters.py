@@ -1,7 +1,4 @@
-"""GRPO with LoRA and gradient checkpointing, measured inside a rank: which parameters learn, as plain numbers.
-
-Imports the stack only inside functions.
-"""
+"""GRPO with LoRA and gradient checkpointing, measured inside a rank: which parameters learn, as plain numbers."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ WHOLE: Mapping[str, Any] = {
     "optim": "sgd",
     "learning_rate": 0.5,
 }
-"""The output head learns whole, beside the adapter."""
+"""The output head learns whole, in addition to the adapter."""
 # Strategy label -> variants that are judged together, each against the one of its group without checkpointing: of its
 # own kind where there is one, else "config". All begin with the same adapter, whoever wraps the model.
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -72,10 +69,10 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "single-one_forward": {"config": ONE_FORWARD},
     "zero3-one_forward": {"config": ONE_FORWARD},
 }
-TRUTHS = ("single-one_forward", "single-biases", "single-whole")
-"""The labels that are measured of the corrected trainer alone, to hold others against."""
+IN_ONE_PROCESS = ("single-one_forward", "single-biases", "single-whole")
+"""The labels that are measured only with the corrected trainer, for comparison with others."""
 CHECKPOINTED = [label for label, group in VARIANTS.items() if any("," in variant for variant in group)]
-"""The labels under which one variant is held against another."""
+"""The labels under which one variant is compared with another."""
 _LENGTH = grpo_trainings.COMPLETION_LENGTH  # of the completions that it puts in place of generated ones
 _TARGETS = ["q_proj", "v_proj", "down_proj"]
 

@@ -1,7 +1,4 @@
-"""Distillation bodies that the suites launch: they run inside the ranks and return plain numbers.
-
-Imports the stack only inside functions.
-"""
+"""Distillation bodies that the suites launch: they run inside the ranks and return plain numbers."""
 
 from __future__ import annotations
 

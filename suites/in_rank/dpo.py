@@ -1,7 +1,4 @@
-"""DPO bodies that the suites launch: they run inside the ranks and return plain numbers.
-
-Imports the stack only inside functions.
-"""
+"""DPO bodies that the suites launch: they run inside the ranks and return plain numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from .sharding import failure
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["SIDES", "kept", "precomputed", "precomputed_from_files", "save"]
+__all__ = ["SIDES", "held_parameters", "precomputed", "precomputed_from_files", "save"]
 
 SIDES = ("chosen", "rejected")
 FACTORS = (1.0, 0.8)
@@ -37,15 +34,15 @@ def save(model: TinyModel, folder: Path) -> list[dict[str, list[float]]]:
     import torch
 
     _rows(model).save_to_disk(str(folder / ROWS))
-    found = []
+    expected = []
     for number, factor in enumerate(FACTORS):
         scorer = model.new_model().eval()
         with torch.no_grad():
             for parameter in scorer.parameters():
                 parameter.mul_(factor)
         scorer.save_pretrained(folder / str(number))
-        found.append({side: [_score(scorer, model.tokenizer, row, side) for row in _rows(model)] for side in SIDES})
-    return found
+        expected.append({side: [_score(scorer, model.tokenizer, row, side) for row in _rows(model)] for side in SIDES})
+    return expected
 
 
 def _rows(model: TinyModel) -> Any:
@@ -65,7 +62,7 @@ def _score(scorer: Any, words: Any, row: Mapping[str, str], side: str) -> float:
     """The sum of the log-probabilities of a completion's tokens and of its end."""
     import torch
 
-    prompt, completion = (words(row[each], add_special_tokens=False)["input_ids"] for each in ("prompt", side))
+    prompt, completion = (words(row[part], add_special_tokens=False)["input_ids"] for part in ("prompt", side))
     ids = torch.tensor([[*prompt, *completion, words.eos_token_id]])
     with torch.no_grad():
         scores = scorer(input_ids=ids).logits[0, :-1].log_softmax(-1)
@@ -90,7 +87,7 @@ def precomputed_from_files(subject: str, model: TinyModel, folder: Path) -> dict
     return _of_trainings(subject, model, rows, [folder / str(number) for number in range(len(FACTORS))])
 
 
-def kept(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
+def held_parameters(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
     """Which parameters a trainer keeps whose reference model is its policy, and was asked before the training.
 
     Args:
@@ -107,22 +104,22 @@ def kept(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
         trainer = _built(subject, model, rows, None)
     if building:
         return {"failure": building["text"]}
-    own = {id(each): each.numel() for each in trainer.model.parameters()}
-    modules = [each for each in vars(trainer).values() if isinstance(each, nn.Module)]
-    held = {id(each): each.numel() for module in modules for each in module.parameters()}
-    beside = sum(size for name, size in held.items() if name not in own)
-    return {"failure": None, "policy": sum(own.values()), "beside": beside}
+    policy_sizes = {id(parameter): parameter.numel() for parameter in trainer.model.parameters()}
+    modules = [attribute for attribute in vars(trainer).values() if isinstance(attribute, nn.Module)]
+    held = {id(parameter): parameter.numel() for module in modules for parameter in module.parameters()}
+    beside = sum(size for name, size in held.items() if name not in policy_sizes)
+    return {"failure": None, "policy": sum(policy_sizes.values()), "beside": beside}
 
 
 def _of_trainings(subject: str, model: TinyModel, rows: Any, references: list[Path]) -> dict[str, Any]:
-    found: dict[str, Any] = {"failure": None, "found": []}
+    result: dict[str, Any] = {"failure": None, "found": []}
     for reference in references:
         with failure() as building:
             trainer = _built(subject, model, rows, reference)
         if building:
-            return {**found, "failure": building["text"]}
-        found["found"].append(_columns(trainer.train_dataset))
-    return found
+            return {**result, "failure": building["text"]}
+        result["found"].append(_columns(trainer.train_dataset))
+    return result
 
 
 def _built(subject: str, model: TinyModel, rows: Any, reference: Path | None) -> Any:
@@ -146,8 +143,8 @@ def _built(subject: str, model: TinyModel, rows: Any, reference: Path | None) ->
 
 
 def _columns(rows: Any) -> dict[str, list[float]]:
-    found = {}
+    columns = {}
     for side in SIDES:
         (name,) = (name for name in (f"ref_{side}_logps", f"reference_{side}_logps") if name in rows.column_names)
-        found[side] = [float(each) for each in rows[name]]
-    return found
+        columns[side] = [float(logp) for logp in rows[name]]
+    return columns

@@ -1,8 +1,6 @@
 """GRPO bodies that the suites launch: they run inside the ranks and return plain numbers.
 
 Trainers that are built like it, RLOO's and that of distillation, come by their names.
-
-Imports the stack only inside functions, so that the test process stays light.
 """
 
 from __future__ import annotations
@@ -57,16 +55,16 @@ def build_trainer(
         arguments: of the trainer, in place of those that it is given here (``model``, ``train_dataset``, ...).
         settings: of its ``GRPOConfig``; those that the release does not know are left out.
     """
-    given = {
+    keywords = {
         **({} if name == "Distillation" else {"reward_funcs": reward}),
         "args": _config(name, **settings),
         "train_dataset": prompts(),
         "processing_class": model.tokenizer,
         **(arguments or {}),
     }
-    if "model" not in given:
-        given["model"] = load_policy(model)
-    return (cls or trainer_class(subject, name))(**given)
+    if "model" not in keywords:
+        keywords["model"] = load_policy(model)
+    return (cls or trainer_class(subject, name))(**keywords)
 
 
 def load_policy(model: TinyModel) -> Any:

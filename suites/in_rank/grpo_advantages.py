@@ -1,7 +1,4 @@
-"""The advantages that GRPO trains on, for known rewards and each way of scaling them: runs inside a rank.
-
-Imports the stack only inside functions.
-"""
+"""The advantages that GRPO trains on, for known rewards and each way of scaling them: runs inside a rank."""
 
 from __future__ import annotations
 

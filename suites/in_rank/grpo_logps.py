@@ -1,6 +1,6 @@
-"""How long the logits are that a GRPO trainer materialises, and how far its log-probabilities are off the truth.
+"""How long the logits are that a GRPO trainer materialises, and how far its log-probabilities are off.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ def _measure(subject: str, model: TinyModel, variant: Variant) -> dict[str, Any]
         logps, ids = _ask_trainer(trainer, returned, lengths, model, variant)
         materialised = max(lengths, default=0)  # 0: the head is never called as a module; 1.16 scores in chunks
         handle.remove()
-        truth = _truth(trainer.model, ids, variant.temperature)
+        expected = _expected_logps(trainer.model, ids, variant.temperature)
         measured = {
             "sequence": ids.shape[1],
             "kept": grpo.COMPLETION_LENGTH + 1,
             "logits_length": materialised,
             "padding": int((ids == 0).sum()),
-            "max_abs_error": (logps.float() - truth).abs().max().item(),
-            "spread": truth.std().item(),
+            "max_abs_error": (logps.float() - expected).abs().max().item(),
+            "spread": expected.std().item(),
         }
         if variant.train:
             trainer.train()
@@ -125,8 +125,12 @@ def _without_keywords(policy: Any) -> Any:
         return original(self, *args, **kwargs)
 
     known = inspect.signature(original).parameters.values()
-    kept = [one for one in known if one.name not in KEYWORDS and one.kind is not inspect.Parameter.VAR_KEYWORD]
-    forward.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+    parameters = [
+        parameter
+        for parameter in known
+        if parameter.name not in KEYWORDS and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     policy.__class__ = type("Refusing", (type(policy),), {"forward": forward})
     return policy
 
@@ -194,7 +198,7 @@ def _listen_to_loss(trainer: Any, returned: list[Any], lengths: list[int]) -> tu
     return torch.stack(rows[: ids.shape[0]]), ids  # the policy's rows come before the reference model's
 
 
-def _truth(model: Any, ids: torch.Tensor, temperature: float) -> torch.Tensor:
+def _expected_logps(model: Any, ids: torch.Tensor, temperature: float) -> torch.Tensor:
     """``(B, K)``, each row by a plain full forward pass of its own, without padding or any keyword."""
     import torch
 

@@ -1,6 +1,6 @@
 """What one optimizer step of GRPO should have done, by :mod:`pytest_trlcompat.reference`, and completions known before.
 
-Nothing is taken from the trainer but which completions it trained on. Imports the stack only inside functions.
+Nothing is taken from the trainer but which completions it trained on.
 """
 
 from __future__ import annotations

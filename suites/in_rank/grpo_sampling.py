@@ -1,7 +1,7 @@
 """From which distribution GRPO samples its completions, against the one that it scores them by: runs inside a rank.
 
 Each token is drawn by ``torch.multinomial``; the probabilities that it is given are compared with
-``softmax(logits / temperature)`` of a plain full forward pass. Imports the stack only inside functions.
+``softmax(logits / temperature)`` of a plain full forward pass.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ def _listening(embeddings: Any) -> Iterator[_Heard]:
         if not heard.over:
             heard.positions += inputs[0].shape[1]
 
-    def drawing(given: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def drawing(probabilities: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not heard.over:
-            heard.probabilities.append(given.detach().clone())
-        return multinomial(given, *args, **kwargs)
+            heard.probabilities.append(probabilities.detach().clone())
+        return multinomial(probabilities, *args, **kwargs)
 
     def generating(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         heard.begin()

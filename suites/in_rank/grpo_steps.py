@@ -1,7 +1,7 @@
 """What one optimizer step did, compared with the reference: runs inside a rank.
 
 The optimizer is plain SGD, so that the step itself shows the gradient under any strategy: a weight moves by the
-learning rate times its gradient. Imports the stack only inside functions.
+learning rate times its gradient.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Recorder:
     old: dict[Row, torch.Tensor] = field(default_factory=dict)
     microbatches: list[list[Trained]] = field(default_factory=list)
     generated: int = 0
-    found: list[dict[str, float]] = field(default_factory=list)
+    comparisons: list[dict[str, float]] = field(default_factory=list)
 
     def look(self) -> list[Row]:
         """Take what was sampled, by the policy as it is now."""
@@ -128,7 +128,7 @@ class _Recorder:
         loss, gradient = self.objective.gradient(self.policy, parts, tokens)
         before = dict(self.policy.named_parameters())
         moved = {name: (before[name].detach() - weights[name]) / LEARNING_RATE for name in gradient}
-        self.found.append({"loss": loss, **_compare(moved, gradient)})
+        self.comparisons.append({"loss": loss, **_compare(moved, gradient)})
         self.policy.load_state_dict(weights, strict=False)
         self.microbatches.clear()
 
@@ -157,19 +157,19 @@ def _train(subject: str, model: TinyModel, settings: dict[str, Any], sampled: li
     trainer = grpo.build_trainer(subject, model, cls=Recording, arguments={"callbacks": callbacks}, **_SGD, **settings)
     trainer.train()
     reported = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return _numbers(objective.loss_type, recorder.found, reported)
+    return _numbers(objective.loss_type, recorder.comparisons, reported)
 
 
-def _numbers(loss_type: str, found: Sequence[Mapping[str, float]], reported: Sequence[float]) -> dict[str, Any]:
+def _numbers(loss_type: str, comparisons: Sequence[Mapping[str, float]], reported: Sequence[float]) -> dict[str, Any]:
     """One number for each step: norm of the right gradient, factor by which the step's is longer, and so on."""
-    assert len(found) == len(reported) == STEPS, (found, reported)
+    assert len(comparisons) == len(reported) == STEPS, (comparisons, reported)
     return {
         "loss_type": loss_type,
-        "gradient_norm": [step["norm"] for step in found],
-        "gradient_scale": [step["scale"] for step in found],
-        "gradient_error": [step["error"] for step in found],
-        "loss": [step["loss"] for step in found],
-        "reported_error": [abs(entry - step["loss"]) for entry, step in zip(reported, found, strict=True)],
+        "gradient_norm": [step["norm"] for step in comparisons],
+        "gradient_scale": [step["scale"] for step in comparisons],
+        "gradient_error": [step["error"] for step in comparisons],
+        "loss": [step["loss"] for step in comparisons],
+        "reported_error": [abs(entry - step["loss"]) for entry, step in zip(reported, comparisons, strict=True)],
     }
 
 

@@ -1,7 +1,4 @@
-"""Whole GRPO trainings, measured inside a rank: DeepSpeed's hooks, evaluation, samples, resuming; as plain numbers.
-
-Imports the stack only inside functions.
-"""
+"""Whole GRPO trainings, measured inside a rank: DeepSpeed's hooks, evaluation, samples, resuming; as plain numbers."""
 
 from __future__ import annotations
 
@@ -95,7 +92,7 @@ def single(subject: str, model: TinyModel) -> dict[str, Any]:
     generate = GenerationMixin.generate
     measured = {"training": _caught(lambda: training(subject, model, eval_steps=1))}
     for name in ("evaluating", "undisturbed"):
-        GenerationMixin.generate = generate
+        GenerationMixin.generate = generate  # each training wraps it again
         measured[name] = _caught(lambda: _accumulating(subject, model, evaluating=name == "evaluating"))  # noqa: B023
     return measured
 

@@ -1,6 +1,6 @@
 """How much of its accelerator's memory a rank uses while GRPO trains: phase by phase, in bytes.
 
-Runs inside the ranks; imports the stack only inside functions. Every step is cut into phases, and the peak is read and
+Runs inside the ranks. Every step is cut into phases, and the peak is read and
 reset where one ends:
 
 - ``generation``: from the step's begin to the first forward pass after it;
@@ -70,7 +70,7 @@ def train(subject: str, model: TinyModel, **settings: Any) -> dict[str, Any]:
     """Train :data:`STEPS` steps with AdamW.
 
     Args:
-        settings: of the ``GRPOConfig``, beside those chosen here.
+        settings: of the ``GRPOConfig``, in addition to those chosen here.
 
     Returns:
         ``failure``: a text, or ``None``. ``size`` and ``unit``: bytes of a whole model, and of one of its layers.
@@ -82,7 +82,7 @@ def train(subject: str, model: TinyModel, **settings: Any) -> dict[str, Any]:
 
     watch: Watch | None = None
     whole = model.new_model()
-    found: dict[str, Any] = {"size": held(whole), "unit": held(whole.model.layers[0])}
+    measured: dict[str, Any] = {"size": held(whole), "unit": held(whole.model.layers[0])}
     del whole
     with sharding.failure() as failed:
         trainer = grpo.build_trainer(
@@ -96,11 +96,11 @@ def train(subject: str, model: TinyModel, **settings: Any) -> dict[str, Any]:
         watch_generation(watch)
         trainer.add_callback(_between_steps(watch))
         trainer.train()
-        found |= {"policy": held(trainer.model), "reference": held(trainer.ref_model)}
-        found["grad_norm"] = models.logged(trainer, "grad_norm")
+        measured |= {"policy": held(trainer.model), "reference": held(trainer.ref_model)}
+        measured["grad_norm"] = models.logged(trainer, "grad_norm")
     if watch is not None:
-        found |= {"rest": watch.rest, "peaks": watch.peaks, "extra": watch.extra}
-    return {**found, "failure": failed.get("text")}
+        measured |= {"rest": watch.rest, "peaks": watch.peaks, "extra": watch.extra}
+    return {**measured, "failure": failed.get("text")}
 
 
 def _settings() -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _watching(subject: str, watched: Callable[[], Watch | None]) -> type:
             assert watch is not None
             if not self._hooked:
                 self._hooked = True
-                for module in {id(each): each for each in (self.model_wrapped, self.model)}.values():
+                for module in {id(wrapper): wrapper for wrapper in (self.model_wrapped, self.model)}.values():
                     module.register_forward_pre_hook(lambda *_: _policy_begins(watch), prepend=True)
                 watch_engine(watch, self.model_wrapped)
                 self.ref_model.register_forward_pre_hook(lambda *_: _reference_begins(watch), prepend=True)

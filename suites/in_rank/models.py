@@ -1,7 +1,4 @@
-"""What the suites measure inside a rank, with the bodies of :mod:`grpo`: plain numbers for a verdict.
-
-Imports the stack only inside functions.
-"""
+"""What the suites measure inside a rank, with the bodies of :mod:`grpo`: plain numbers for a verdict."""
 
 from __future__ import annotations
 

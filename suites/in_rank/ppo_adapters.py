@@ -1,7 +1,4 @@
-"""PPO with an adapter, measured inside a rank: its reference, and what is saved.
-
-Imports the stack only inside functions.
-"""
+"""PPO with an adapter, measured inside a rank: its reference, and what is saved."""
 
 from __future__ import annotations
 
@@ -52,13 +49,13 @@ def _train(subject: str, model: TinyModel, reference: str, settings: dict[str, A
     trainer.train()
     trained = {name: tensor for name, tensor in ppo.gathered_policy(trainer).items() if ".default." in name}
     trainer.save_model()
-    found: dict[str, Any] = {"log": ppo.logged(trainer)}
+    measured: dict[str, Any] = {"log": ppo.logged(trainer)}
     if not trainer.accelerator.is_main_process:
-        return found
+        return measured
     saved = load_file(Path(trainer.args.output_dir) / "adapter_model.safetensors")
     named = {_name_in_file(name): tensor for name, tensor in trained.items()}
     equal = sum(name in saved and torch.equal(saved[name], tensor) for name, tensor in named.items())
-    return {**found, "trained": len(trained), "saved": len(saved), "equal": equal}
+    return {**measured, "trained": len(trained), "saved": len(saved), "equal": equal}
 
 
 def _name_in_file(name: str) -> str:

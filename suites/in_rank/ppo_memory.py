@@ -1,6 +1,6 @@
 """How much of its accelerator's memory a rank uses while PPO trains: phase by phase, in bytes.
 
-Runs inside the ranks; imports the stack only inside functions. An update is cut into phases, as a step of GRPO is in
+Runs inside the ranks. An update is cut into phases, as a step of GRPO is in
 :mod:`.memory`:
 
 - ``generation``: from its begin to the reference model's forward pass;
@@ -39,7 +39,7 @@ def train(subject: str, model: TinyModel) -> dict[str, Any]:
 
     watch: Watch | None = None
     whole = ppo.load_models(model)
-    found: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "size": held(whole.model) + held(whole.value_model),
         "unit": held(whole.model.model.layers[0]),
     }
@@ -57,13 +57,13 @@ def train(subject: str, model: TinyModel) -> dict[str, Any]:
         _watch_phases(watch, trainer)
         trainer.add_callback(_between_updates(watch))
         trainer.train()
-        found |= {"policy": held(trainer.model), "reference": held(_reference(trainer)) + held(trainer.reward_model)}
-        found["log"] = {
+        measured |= {"policy": held(trainer.model), "reference": held(_reference(trainer)) + held(trainer.reward_model)}
+        measured["log"] = {
             key: models.logged(trainer, key) for key in ("objective/kl", "loss/policy_avg", "loss/value_avg")
         }
     if watch is not None:
-        found |= {"rest": watch.rest, "peaks": watch.peaks, "extra": watch.extra}
-    return {**found, "failure": failed.get("text")}
+        measured |= {"rest": watch.rest, "peaks": watch.peaks, "extra": watch.extra}
+    return {**measured, "failure": failed.get("text")}
 
 
 def _reference(trainer: Any) -> Any:

@@ -1,7 +1,4 @@
-"""What the PPO suites measure inside a rank, with the bodies of :mod:`ppo`: plain numbers for a verdict.
-
-Imports the stack only inside functions.
-"""
+"""What the PPO suites measure inside a rank, with the bodies of :mod:`ppo`: plain numbers for a verdict."""
 
 from __future__ import annotations
 
@@ -96,7 +93,7 @@ def accumulated(subject: str, model: TinyModel, steps: int) -> dict[str, bytes]:
 
 
 def reload(saved: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Read each folder as a user would, in this fresh process, and hold it against the policy that was saved.
+    """Read each folder as a user would, in this fresh process, and compare it with the policy that was saved.
 
     Args:
         saved: stage to folder.
@@ -236,15 +233,15 @@ def _reload(path: Path) -> dict[str, Any]:
 
     folder = path if not path.name.startswith("checkpoint-") else path.with_name("checkpoint")
     expected = torch.load(folder.with_suffix(".pt"), weights_only=True)
-    found: dict[str, Any] = {"tensors": len(expected), "equal": 0, "empty": 0, "failure": None}
+    report: dict[str, Any] = {"tensors": len(expected), "equal": 0, "empty": 0, "failure": None}
     weights = path / "model.safetensors"
     if weights.is_file():
         with safe_open(weights, framework="pt") as file:
-            found["empty"] = sum(0 in file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
+            report["empty"] = sum(0 in file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
     try:
         loaded = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").state_dict()
     except Exception as error:
-        found["failure"] = artefacts.error_text(error, limit=200)
-        return found
-    found["equal"] = sum(name in loaded and torch.equal(loaded[name], tensor) for name, tensor in expected.items())
-    return found
+        report["failure"] = artefacts.error_text(error, limit=200)
+        return report
+    report["equal"] = sum(name in loaded and torch.equal(loaded[name], tensor) for name, tensor in expected.items())
+    return report

@@ -1,6 +1,6 @@
 """One short GRPO training with a setting: a precision, a model, an adapter, checkpointing, compilation.
 
-Runs inside the ranks; imports the stack only inside functions. A training returns its losses, its logs and its weights
+Runs inside the ranks. A training returns its losses, its logs and its weights
 before and after, as plain numbers and bytes; a failure is returned, not raised, with all that was known before it.
 """
 
@@ -166,11 +166,11 @@ def trainings_of_neighbours(
     from transformers.generation import GenerationMixin
 
     generate = GenerationMixin.generate
-    found = []
+    trainings = []
     for seed in seeds:
-        GenerationMixin.generate = generate
-        found.append(train(subject, model, setting, learning_rate, seed))
-    return found
+        GenerationMixin.generate = generate  # each training wraps it again
+        trainings.append(train(subject, model, setting, learning_rate, seed))
+    return trainings
 
 
 def _build(
@@ -293,11 +293,11 @@ def _recording(subject: str, losses: list[float], seen: dict[str, Any]) -> type:
             return loss
 
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = getattr(super(Recording, self), method)(*args, **kwargs)
-        logps = (found[0] if isinstance(found, tuple) else found).detach()
+        output = getattr(super(Recording, self), method)(*args, **kwargs)
+        logps = (output[0] if isinstance(output, tuple) else output).detach()
         real = logps[logps != 0]  # what is masked is zero
         seen["rounded"] = (real == real.bfloat16()).float().mean().item()
-        return found
+        return output
 
     if method:
         setattr(Recording, method, recorded)
@@ -307,10 +307,10 @@ def _recording(subject: str, losses: list[float], seen: dict[str, Any]) -> type:
 def _checkpointing(model: Any) -> list[str]:
     """Who recomputes activations: ``model``, ``wrapper``, both or none."""
     modules = list(model.modules())
-    found = {"model"} if any(getattr(module, "gradient_checkpointing", False) for module in modules) else set()
+    recomputing = {"model"} if any(getattr(module, "gradient_checkpointing", False) for module in modules) else set()
     # FSDP2 makes a class of its own of each unit's, and Accelerate 1.15 shards wrappers.
     bases = {base.__name__ for module in modules for base in type(module).__mro__}
-    return sorted(found | ({"wrapper"} if "CheckpointWrapper" in bases else set()))
+    return sorted(recomputing | ({"wrapper"} if "CheckpointWrapper" in bases else set()))
 
 
 def _is_compiled(model: Any) -> bool:

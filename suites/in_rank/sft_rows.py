@@ -1,5 +1,4 @@
-"""What TRL's functions make of rows that are packed, or put behind each other, without a training. Runs inside a rank;
-imports the stack only inside functions."""
+"""What TRL's functions make of rows that are packed, or concatenated, without a training. Runs inside a rank."""
 
 from __future__ import annotations
 
@@ -50,5 +49,5 @@ def flattened(rows: Sequence[Sequence[int]], multiple: int | None) -> dict[str, 
     collator: Any = getattr(sft_trainer, "DataCollatorForLanguageModeling", None)
     if collator is None or "padding_free" not in inspect.signature(collator).parameters:
         return None
-    batch = collator(0, padding_free=True, pad_to_multiple_of=multiple)([{"input_ids": [*each]} for each in rows])
+    batch = collator(0, padding_free=True, pad_to_multiple_of=multiple)([{"input_ids": [*row]} for row in rows])
     return {name: batch[name][0].tolist() for name in ("input_ids", "position_ids", "labels")}

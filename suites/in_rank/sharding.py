@@ -1,6 +1,6 @@
 """One GRPO training per subject and strategy, from which the suites about sharing a model judge what they are about.
 
-Runs inside the ranks; imports the stack only inside functions. What one launch measures, in its order: how the models
+Runs inside the ranks. What one launch measures, in its order: how the models
 are placed and sharded; the tokens that a greedy generation gave; losses and gradient norms of two steps; the
 synchronisation of the reference model after them; the gathered policy and reference model; and, where it is requested,
 an evaluation between the steps, what ``save_model`` wrote, and an evaluation of few prompts at last. A failure is
@@ -161,9 +161,9 @@ def _recording(
             return loss
 
         def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            found = super().prediction_step(model, inputs, *args, **kwargs)
-            batches.append((len(inputs), found[0].float().item()))
-            return found
+            prediction = super().prediction_step(model, inputs, *args, **kwargs)
+            batches.append((len(inputs), prediction[0].float().item()))
+            return prediction
 
         def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
             if evaluation:  # once is enough
@@ -186,13 +186,13 @@ def _evaluated(evaluate: Callable[..., dict[str, float]], *args: Any, **kwargs: 
 @contextlib.contextmanager
 def failure() -> Iterator[dict[str, str]]:
     """Catch what is raised, and keep it as a text."""
-    found: dict[str, str] = {}
+    caught: dict[str, str] = {}
     try:
-        yield found
+        yield caught
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # torch's CheckpointException is no Exception
-        found["text"] = artefacts.error_text(error)
+        caught["text"] = artefacts.error_text(error)
 
 
 def _generate_greedily() -> list[torch.Tensor]:

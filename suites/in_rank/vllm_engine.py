@@ -1,7 +1,7 @@
 """The engine of a GRPO training with vLLM, inside a rank: its tensors, and what they must be for a policy.
 
 What they must be is computed from the policy's parameters alone, by vLLM's documented layout and PEFT's formula for
-LoRA; neither library's code takes part. Imports the stack only inside functions.
+LoRA; neither library's code takes part.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def merged(
     import torch
 
     unit = torch.finfo(dtype).eps
-    found: dict[str, Expected] = {}
+    expected: dict[str, Expected] = {}
     for full_name, parameter in parameters.items():
         name = full_name.removeprefix(_PREFIX).replace(".token_adapter.", ".")
         if any(part in name for part in (".lora_", ".original_module.", ".trainable_tokens_")):
@@ -97,17 +97,17 @@ def merged(
         value = parameter.double()
         place, layer, rest = name.partition(".base_layer.")
         if not layer:
-            found[name.replace(f".modules_to_save.{_ADAPTER}.", ".")] = Expected(value)
+            expected[name.replace(f".modules_to_save.{_ADAPTER}.", ".")] = Expected(value)
             continue
         rows = parameters.get(f"{_PREFIX}{place}.token_adapter.trainable_tokens_delta.{_ADAPTER}")
         if rows is not None:
             trained = value.clone()
             trained[list(tokens)] = rows.double()
-            found[f"{place}.{rest}"] = Expected(trained, torch.zeros_like(value), trained - value)
+            expected[f"{place}.{rest}"] = Expected(trained, torch.zeros_like(value), trained - value)
             continue
         factors = _factors(parameters, place) if rest == "weight" else None
         if factors is None:
-            found[f"{place}.{rest}"] = Expected(value)
+            expected[f"{place}.{rest}"] = Expected(value)
             continue
         product, terms = factors
         sum_ = value + scaling * product
@@ -117,16 +117,16 @@ def merged(
         if length is not None:
             factor = (length.double() / sum_.norm(dim=1))[:, None]
             sum_, error = factor * sum_, 4 * factor.abs() * error  # its norm and quotient are rounded as well
-        found[f"{place}.{rest}"] = Expected(sum_, error, sum_ - value)
-    return found
+        expected[f"{place}.{rest}"] = Expected(sum_, error, sum_ - value)
+    return expected
 
 
 def _factors(parameters: Mapping[str, torch.Tensor], place: str) -> tuple[torch.Tensor, torch.Tensor] | None:
     """``B A`` of a layer, in its weight's shape, and the same of absolute values; ``None`` without an adapter."""
-    a, b = (parameters.get(f"{_PREFIX}{place}.lora_{each}.{_ADAPTER}.weight") for each in "AB")
+    a, b = (parameters.get(f"{_PREFIX}{place}.lora_{letter}.{_ADAPTER}.weight") for letter in "AB")
     if a is not None and b is not None:
         return b.double() @ a.double(), b.double().abs() @ a.double().abs()
-    a, b = (parameters.get(f"{_PREFIX}{place}.lora_embedding_{each}.{_ADAPTER}") for each in "AB")
+    a, b = (parameters.get(f"{_PREFIX}{place}.lora_embedding_{letter}.{_ADAPTER}") for letter in "AB")
     if a is not None and b is not None:
         return (b.double() @ a.double()).T, (b.double().abs() @ a.double().abs()).T
     return None
@@ -150,15 +150,19 @@ def published(name: str, shape: Sequence[int]) -> list[str]:
 
 def as_published(expected: Mapping[str, Expected]) -> dict[str, Expected]:
     """The same under the names of a published checkpoint, see :func:`published`."""
-    found: dict[str, Expected] = {}
-    for name, truth in expected.items():
-        names = published(name, truth.value.shape)
+    by_name: dict[str, Expected] = {}
+    for name, expected_tensor in expected.items():
+        names = published(name, expected_tensor.value.shape)
         if len(names) == 1:
-            found[names[0]] = truth
+            by_name[names[0]] = expected_tensor
             continue
-        parts = len(names) // truth.value.shape[0]
-        found.update(zip(names, (Expected(one) for each in truth.value for one in each.chunk(parts)), strict=True))
-    return found
+        parts = len(names) // expected_tensor.value.shape[0]
+        by_name.update(
+            zip(
+                names, (Expected(part) for expert in expected_tensor.value for part in expert.chunk(parts)), strict=True
+            )
+        )
+    return by_name
 
 
 def packed(
@@ -188,7 +192,7 @@ def _parts_of(name: str, parameter: torch.Tensor) -> list[list[str]]:
     if experts:
         projections = _EXPERTS[matrix.rpartition(".")[2]]
         return [
-            [f"{place}.mlp.experts.{expert}.{each}.weight" for each in projections]
+            [f"{place}.mlp.experts.{expert}.{projection}.weight" for projection in projections]
             for expert in range(parameter.shape[0])
         ]
     layer = next((layer for layer in _PACKED if f".{layer}." in name), None)
@@ -221,14 +225,15 @@ def _of_parts(expected: Mapping[str, Expected], experts: Sequence[Sequence[str]]
     return Expected(joined(lambda p: p.value), joined(lambda p: p.error), joined(lambda p: p.change))
 
 
-def _shard(name: str, truth: Expected, shard: tuple[int, int]) -> Expected:
+def _shard(name: str, expected_tensor: Expected, shard: tuple[int, int]) -> Expected:
     """The part of one rank of tensor parallelism: rows, of what follows them columns; norms are whole."""
     place, count = shard
     if count == 1 or "norm" in name:
-        return truth
+        return expected_tensor
     axis = 1 if name.endswith(_BY_COLUMNS) else 0
     cut = [
-        None if each is None else each.chunk(count, axis)[place] for each in (truth.value, truth.error, truth.change)
+        None if tensor is None else tensor.chunk(count, axis)[place]
+        for tensor in (expected_tensor.value, expected_tensor.error, expected_tensor.change)
     ]
     return Expected(*cut)
 
@@ -239,17 +244,17 @@ def unpacked(expected: Mapping[str, Expected], engine: Any) -> dict[str, torch.T
     Args:
         expected: of the policy, which says how many rows each part of a layer has.
     """
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for full_name, parameter in engine.named_parameters():
         name, held = _of_checkpoint(full_name), parameter.detach().float().cpu()
         layer = next((layer for layer in _PACKED if f".{layer}." in name), None)
         if layer is None:
-            found[name] = held[: expected[name].value.shape[0]].clone()
+            tensors[name] = held[: expected[name].value.shape[0]].clone()
             continue
         parts = [name.replace(f".{layer}.", f".{part}.") for part in _PACKED[layer]]
         rows = [expected[part].value.shape[0] for part in parts]
-        found.update(zip(parts, (piece.clone() for piece in held.split(rows)), strict=True))
-    return found
+        tensors.update(zip(parts, (piece.clone() for piece in held.split(rows)), strict=True))
+    return tensors
 
 
 def compare(expected: Mapping[str, Expected], engine: Any, shard: tuple[int, int] = (0, 1)) -> Comparison:
@@ -259,16 +264,16 @@ def compare(expected: Mapping[str, Expected], engine: Any, shard: tuple[int, int
     wrong: dict[str, float] = {}
     margins: list[float] = []
     count = 0
-    for name, parameter, truth in packed(expected, engine, shard):
+    for name, parameter, expected_tensor in packed(expected, engine, shard):
         count += 1
-        found = parameter.detach().cpu()[: truth.value.shape[0]]  # the vocabulary is padded
-        off = (found.double() - truth.value).abs()
-        if truth.error is None or truth.change is None:
-            if not torch.equal(found, truth.value.float().to(found.dtype)):
+        tensor = parameter.detach().cpu()[: expected_tensor.value.shape[0]]  # the vocabulary is padded
+        off = (tensor.double() - expected_tensor.value).abs()
+        if expected_tensor.error is None or expected_tensor.change is None:
+            if not torch.equal(tensor, expected_tensor.value.float().to(tensor.dtype)):
                 wrong[name] = float(off.max())
             continue
-        tolerance = truth.error + torch.finfo(found.dtype).eps * truth.value.abs()
+        tolerance = expected_tensor.error + torch.finfo(tensor.dtype).eps * expected_tensor.value.abs()
         if not bool((off <= tolerance).all()):
             wrong[name] = float(off.max())
-        margins.append(float((truth.change.abs() / tolerance.clamp_min(1e-30)).max()))
+        margins.append(float((expected_tensor.change.abs() / tolerance.clamp_min(1e-30)).max()))
     return Comparison(count, wrong, max(margins, default=None))

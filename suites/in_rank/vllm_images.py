@@ -1,6 +1,6 @@
 """Prompts with images for a training with vLLM: which image each prompt has, and what the engine must be asked with.
 
-Right is what the processor makes of one prompt alone, with its own images. Imports the stack only inside functions.
+Right is what the processor makes of one prompt alone, with its own images.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Row:
 
     Attributes:
         ids: of the whole prompt, with the tokens of its images.
-        inputs: what a model is called with beside.
+        inputs: what a model is called with in addition to the ids.
         digests: of its images, in order.
     """
 
@@ -88,13 +88,15 @@ class Rows:
             prompts: of each the ids that the engine made of it.
             completions: ids of each.
         """
-        found = [self.by_words.get(_words(each, self.suppressed)) for each in prompts]
+        expected_rows = [self.by_words.get(_words(prompt, self.suppressed)) for prompt in prompts]
         return {
-            "images": sum(row is None or row.digests != each for row, each in zip(found, asked, strict=True)),
-            "tokens_of_images": sum(
-                row is None or row.ids != tuple(each) for row, each in zip(found, prompts, strict=True)
+            "images": sum(
+                row is None or row.digests != requested for row, requested in zip(expected_rows, asked, strict=True)
             ),
-            "sampled": sum(not set(self.kept_from).isdisjoint(each) for each in completions),
+            "tokens_of_images": sum(
+                row is None or row.ids != tuple(prompt) for row, prompt in zip(expected_rows, prompts, strict=True)
+            ),
+            "sampled": sum(not set(self.kept_from).isdisjoint(completion) for completion in completions),
         }
 
     def whole(self, prompt: Sequence[int]) -> tuple[int, ...]:
@@ -102,20 +104,20 @@ class Rows:
         return self._row(prompt).ids
 
     def inputs_of(self, prompt: Sequence[int], ids: Sequence[int]) -> dict[str, torch.Tensor]:
-        """What a model is called with beside the ids of a prompt and its completion."""
+        """What a model is called with in addition to the ids of a prompt and its completion."""
         import torch
 
-        found = dict(self._row(prompt).inputs)
-        if (types := found.get("mm_token_type_ids")) is not None:  # a completion is text
-            found["mm_token_type_ids"] = torch.nn.functional.pad(types, (0, len(ids) - types.shape[1]))
-        return found
+        inputs = dict(self._row(prompt).inputs)
+        if (types := inputs.get("mm_token_type_ids")) is not None:  # a completion is text
+            inputs["mm_token_type_ids"] = torch.nn.functional.pad(types, (0, len(ids) - types.shape[1]))
+        return inputs
 
     def _row(self, prompt: Sequence[int]) -> Row:
         return self.by_words[_words(prompt, self.suppressed)]
 
 
 def _words(ids: Sequence[int], suppressed: Sequence[int]) -> tuple[int, ...]:
-    return tuple(each for each in ids if each not in suppressed)
+    return tuple(token for token in ids if token not in suppressed)
 
 
 @functools.cache
@@ -146,11 +148,11 @@ def _publish(file: Path) -> None:
         "model.vision_tower.": "vision_tower.vision_model.",
         "model.multi_modal_projector.": "multi_modal_projector.",
     }
-    found = {}
+    published = {}
     for name, tensor in load_file(file).items():
-        old = next((each for each in names if name.startswith(each)), "")
-        found[names.get(old, "") + name.removeprefix(old)] = tensor
-    save_file(found, file, metadata={"format": "pt"})
+        old = next((prefix for prefix in names if name.startswith(prefix)), "")
+        published[names.get(old, "") + name.removeprefix(old)] = tensor
+    save_file(published, file, metadata={"format": "pt"})
 
 
 @functools.cache
@@ -179,13 +181,13 @@ _read_once = functools.cache(_read)
 
 
 @functools.cache
-def prompts(length: int, kind: str, wanted: str) -> Any:
+def prompts(length: int, kind: str, choice: str) -> Any:
     """Those of :func:`grpo.prompts` as conversations, with images.
 
     Args:
         length: of each prompt's words, in tokens.
         kind: of the model, which says how large images are.
-        wanted: of ``conformance.images.AXIS``.
+        choice: of ``conformance.images.AXIS``, which images a prompt has.
     """
     from datasets import Dataset
 
@@ -194,20 +196,20 @@ def prompts(length: int, kind: str, wanted: str) -> Any:
     from . import grpo
 
     conversations = [[{"role": "user", "content": text}] for text in grpo.prompts(length)["prompt"]]
-    return images.added(Dataset.from_dict({"prompt": conversations}), {"model": kind, "images": wanted}, _SEED, _PART)
+    return images.added(Dataset.from_dict({"prompt": conversations}), {"model": kind, "images": choice}, _SEED, _PART)
 
 
-def rows(model: TinyModel, length: int, kind: str, wanted: str, kept_from: tuple[int, ...]) -> Rows:
+def rows(model: TinyModel, length: int, kind: str, choice: str, kept_from: tuple[int, ...]) -> Rows:
     """What the engine must be asked with, for the prompts of :func:`prompts`, and which tokens it must not sample."""
     from pytest_trlcompat.conformance import images
 
     skipped = suppressed(model)
-    found = {}
-    for number, prompt in enumerate(prompts(length, kind, wanted)["prompt"]):
-        own = images.images_of({"model": kind, "images": wanted}, _SEED, _PART, number)
-        ids, inputs = images.processed(words(model, kind), prompt, own, add_generation_prompt=True)
-        found[_words(ids, skipped)] = Row(ids, inputs, digests(own))
-    return Rows(path_of(model, kind), skipped, kept_from, found)
+    by_words = {}
+    for number, prompt in enumerate(prompts(length, kind, choice)["prompt"]):
+        row_images = images.images_of({"model": kind, "images": choice}, _SEED, _PART, number)
+        ids, inputs = images.processed(words(model, kind), prompt, row_images, add_generation_prompt=True)
+        by_words[_words(ids, skipped)] = Row(ids, inputs, digests(row_images))
+    return Rows(path_of(model, kind), skipped, kept_from, by_words)
 
 
 def suppressed(model: TinyModel) -> tuple[int, ...]:
@@ -221,8 +223,8 @@ def image_token(model: TinyModel) -> int:
     """The one of these that stands for an image."""
     from pytest_trlcompat.tiny.architectures import VISION_TOKENS
 
-    found: int = model.tokenizer.convert_tokens_to_ids(VISION_TOKENS[2])
-    return found
+    token_id: int = model.tokenizer.convert_tokens_to_ids(VISION_TOKENS[2])
+    return token_id
 
 
 def favour_image(policy: Any, model: TinyModel) -> None:
@@ -235,8 +237,8 @@ def favour_image(policy: Any, model: TinyModel) -> None:
 
 def pictures(request: Any) -> tuple[int, ...]:
     """Digests of the images of one request, in order."""
-    given = (request.get("multi_modal_data") or {}).get("image", []) if isinstance(request, dict) else []
-    return digests(given if isinstance(given, list) else [given])
+    images = (request.get("multi_modal_data") or {}).get("image", []) if isinstance(request, dict) else []
+    return digests(images if isinstance(images, list) else [images])
 
 
 def digests(images: Sequence[Any] | None) -> tuple[int, ...]:

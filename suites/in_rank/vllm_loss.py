@@ -1,6 +1,6 @@
 """A vLLM server that is lost while a trainer uses it: the test process ends or restarts it when a rank says so.
 
-They meet at files; see ``suites/vllm/server_faults.py``. Imports the stack only inside functions.
+They meet at files; see ``suites/vllm/server_faults.py``.
 """
 
 from __future__ import annotations

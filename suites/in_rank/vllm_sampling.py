@@ -1,7 +1,7 @@
 """What a batch made of vLLM's completions must hold: ids in order, the sampler's log-probabilities, importance ratios.
 
 The reference is a plain forward pass of Transformers in float32 on the CPU: of the sampler with the weights that the
-engine holds, whatever they are, and of the policy with those that it has. Imports the stack only inside functions.
+engine holds, whatever they are, and of the policy with those that it has.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def compare(
     temperature: float,
     rows: vllm_images.Rows | None = None,
 ) -> dict[str, Any]:
-    """Hold a batch against the engine's outputs and the reference.
+    """Compare a batch with the engine's outputs and the reference.
 
     Args:
         policy, engine: weights under the names of a checkpoint, in float32.
@@ -63,13 +63,13 @@ def compare(
     """
     import torch
 
-    completions = [list(each.token_ids) for output in outputs for each in output.outputs]
+    completions = [list(completion.token_ids) for output in outputs for completion in output.outputs]
     prompts = [list(output.prompt_token_ids) for output in outputs for _ in output.outputs]
     if rows is not None:  # whatever the engine has made of them
-        prompts = [list(rows.whole(each)) for each in prompts]
+        prompts = [list(rows.whole(prompt)) for prompt in prompts]
     mask = batch["completion_mask"].cpu().bool()
-    found = [row[chosen].tolist() for row, chosen in zip(batch["completion_ids"].cpu(), mask, strict=True)]
-    if found != completions:
+    trained_ids = [row[chosen].tolist() for row, chosen in zip(batch["completion_ids"].cpu(), mask, strict=True)]
+    if trained_ids != completions:
         return {"same_ids": False, "tokens": sum(map(len, completions))}
     # A trainer that has no use for them does not ask for log-probabilities.
     sampler = None if None in (output.outputs[0].logprobs for output in outputs) else list(map(_of_tokens, outputs))
@@ -83,7 +83,7 @@ def compare(
     kept_from = () if rows is None else rows.kept_from
     reference = logps(engine, torch.float32, kept_from)
     policys = logps(policy, torch.float32)
-    old, given, ratio, sums = (
+    old, sampling_logps, ratio, sums = (
         batch.get(name)
         for name in ("old_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio", "old_logps")
     )
@@ -100,7 +100,9 @@ def compare(
         "tokens": sum(map(len, completions)),
         "sampler_error": None if sampler is None else _largest(sampler, reference),
         "sampler_tolerance": 4 * _largest(logps(engine, torch.bfloat16, kept_from), reference),
-        "passed_on": None if given is None or sampler is None else _largest(_rows(given, mask), sampler),
+        "passed_on": None
+        if sampling_logps is None or sampler is None
+        else _largest(_rows(sampling_logps, mask), sampler),
         "policy_error": error,
         "ratio_error": None if ratios is None or sampler is None else ratio_error(ratios, policys, sampler),
         "moved": _largest(policys, sampler or reference),
@@ -110,10 +112,10 @@ def compare(
 
 
 def _ratio_error(
-    found: Sequence[float], policy: Sequence[Sequence[float]], sampler: Sequence[Sequence[float]]
+    ratios: Sequence[float], policy: Sequence[Sequence[float]], sampler: Sequence[Sequence[float]]
 ) -> float:
     errors = []
-    for ratio, ours, theirs in zip(found, policy, sampler, strict=True):
+    for ratio, ours, theirs in zip(ratios, policy, sampler, strict=True):
         exact = math.exp(sum(ours) - sum(theirs))
         masked = exact > CLIP_MAX
         errors.append(abs(ratio) if masked else abs(ratio - exact) / max(exact, _LEAST))
@@ -121,9 +123,9 @@ def _ratio_error(
 
 
 def _token_ratio_error(
-    found: Sequence[Sequence[float]], policy: Sequence[Sequence[float]], sampler: Sequence[Sequence[float]]
+    ratios: Sequence[Sequence[float]], policy: Sequence[Sequence[float]], sampler: Sequence[Sequence[float]]
 ) -> float:
-    rows = zip(found, policy, sampler, strict=True)
+    rows = zip(ratios, policy, sampler, strict=True)
     return largest(
         abs(ratio / min(math.exp(ours - theirs), CAP_OF_TOKENS) - 1)
         for row in rows
@@ -142,8 +144,10 @@ def _rows(values: torch.Tensor, mask: torch.Tensor) -> list[list[float]]:
     return [row[chosen].tolist() for row, chosen in zip(values.cpu().double(), mask, strict=True)]
 
 
-def _largest(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
-    return largest(abs(a - b) for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True))
+def _largest(numbers: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> float:
+    return largest(
+        abs(a - b) for left, right in zip(numbers, expected, strict=True) for a, b in zip(left, right, strict=True)
+    )
 
 
 def _logps(
@@ -156,7 +160,7 @@ def _logps(
 ) -> list[list[float]]:
     import torch
 
-    found = []
+    logps = []
     with torch.no_grad():
         for prompt, completion in zip(prompts, completions, strict=True):
             ids = [*prompt, *completion]
@@ -164,14 +168,14 @@ def _logps(
             logits = network(input_ids=torch.tensor([ids]), **beside).logits[0, len(prompt) - 1 : -1].float()
             logits[:, list(without)] = -torch.inf
             chosen = (logits / temperature).log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])
-            found.append(chosen[:, 0].tolist())
-    return found
+            logps.append(chosen[:, 0].tolist())
+    return logps
 
 
 def _with_weights(path: str, weights: Mapping[str, torch.Tensor], takes_images: bool) -> Any:
     network = copy.deepcopy(_network(path, takes_images))
-    # A network of experts is not held against a reference, so that each parameter is one of a checkpoint.
-    names = {name: vllm_engine.published(name, each.shape)[0] for name, each in network.named_parameters()}
+    # A network of experts is not compared with a reference, so that each parameter is one of a checkpoint.
+    names = {name: vllm_engine.published(name, parameter.shape)[0] for name, parameter in network.named_parameters()}
     lacking = {name for name, part in names.items() if part not in weights}
     unused = {name for name in lacking if name.endswith("lm_head.weight") or ".post_layernorm." in name}
     assert lacking == unused, f"the reference has no weights for {', '.join(sorted(lacking - unused))}"

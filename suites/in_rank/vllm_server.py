@@ -1,7 +1,4 @@
-"""A GRPO training whose vLLM is a server, watched inside a rank: what is handed to it, holds and returns.
-
-Imports the stack only inside functions.
-"""
+"""A GRPO training whose vLLM is a server, watched inside a rank: what is handed to it, holds and returns."""
 
 from __future__ import annotations
 
@@ -48,8 +45,8 @@ def held(url: str, trainer: Any) -> Held | None:
     """
     from accelerate.utils import broadcast_object_list
 
-    found = [held_now(url) if trainer.accelerator.is_main_process else None]
-    (tensors,) = broadcast_object_list(found)
+    answers = [held_now(url) if trainer.accelerator.is_main_process else None]
+    (tensors,) = broadcast_object_list(answers)
     return None if tensors is None else Held(tensors)
 
 
@@ -114,9 +111,9 @@ def _choices_of_tokens(values: Sequence[float], tokens: Sequence[int]) -> list[d
 def rows_of(outputs: Sequence[Any]) -> list[_Output]:
     """One output for each completion."""
     return [
-        _Output(list(output.prompt_token_ids), (_Completion(list(each.token_ids), _bare(each.logprobs)),))
+        _Output(list(output.prompt_token_ids), (_Completion(list(completion.token_ids), _bare(completion.logprobs)),))
         for output in outputs
-        for each in output.outputs
+        for completion in output.outputs
     ]
 
 
@@ -128,39 +125,41 @@ def _bare(logprobs: Any) -> list[dict[int, _Choice]] | None:
 
 def plain(rows: Sequence[_Output]) -> list[Any]:
     """The same in values that can be sent to another rank, to be read by :func:`of_plain`."""
-    found = []
+    plain_rows = []
     for row in rows:
         (completion,) = row.outputs
         logprobs = completion.logprobs
-        values = None if logprobs is None else [{name: one.logprob for name, one in step.items()} for step in logprobs]
-        found.append((list(row.prompt_token_ids), list(completion.token_ids), values))
-    return found
+        values = (
+            None if logprobs is None else [{name: choice.logprob for name, choice in step.items()} for step in logprobs]
+        )
+        plain_rows.append((list(row.prompt_token_ids), list(completion.token_ids), values))
+    return plain_rows
 
 
 def of_plain(rows: Sequence[Any]) -> list[_Output]:
-    found = []
+    outputs = []
     for prompt, tokens, values in rows:
-        logprobs = None if values is None else [{name: _Choice(one) for name, one in step.items()} for step in values]
-        found.append(_Output(prompt, (_Completion(tokens, logprobs),)))
-    return found
+        logprobs = None if values is None else [{name: _Choice(logp) for name, logp in step.items()} for step in values]
+        outputs.append(_Output(prompt, (_Completion(tokens, logprobs),)))
+    return outputs
 
 
 def with_recorded(llm: Any, outputs: Sequence[Any]) -> Sequence[Any]:
     """Of the recording engine also the log-probabilities by which it chose, where a trainer has asked for none."""
-    completions = [each for output in outputs for each in output.outputs]
-    if not hasattr(llm, "asked") or any(each.logprobs is not None for each in completions):
+    completions = [completion for output in outputs for completion in output.outputs]
+    if not hasattr(llm, "asked") or any(completion.logprobs is not None for completion in completions):
         return outputs
     asked = iter(llm.asked[-len(completions) :])
-    found = []
+    recorded = []
     for output in outputs:
         rows = []
-        for each in output.outputs:
+        for completion in output.outputs:
             row = next(asked)
-            assert row.token_ids == list(each.token_ids), "the engine recorded something else than it returned"
+            assert row.token_ids == list(completion.token_ids), "the engine recorded something else than it returned"
             chosen = [{token: _Choice(logp)} for token, logp in zip(row.token_ids, row.logprobs, strict=True)]
             rows.append(_Completion(row.token_ids, chosen))
-        found.append(_Output(list(output.prompt_token_ids), rows))
-    return found
+        recorded.append(_Output(list(output.prompt_token_ids), rows))
+    return recorded
 
 
 def rows_returned(tokenizer: Any, prompts: Sequence[str], count: int, returned: Any) -> list[_Output]:
@@ -171,13 +170,13 @@ def rows_returned(tokenizer: Any, prompts: Sequence[str], count: int, returned: 
     """
     answer = returned if isinstance(returned, dict) else {"completion_ids": returned}
     ids = [list(tokenizer(prompt, add_special_tokens=False)["input_ids"]) for prompt in prompts]
-    asked = [each for each in answer.get("prompt_ids") or ids for _ in range(count)]
+    asked = [prompt_ids for prompt_ids in answer.get("prompt_ids") or ids for _ in range(count)]
     logprobs = answer.get("logprobs") or [None] * len(asked)
-    found = []
+    outputs = []
     for prompt, tokens, values in zip(asked, answer["completion_ids"], logprobs, strict=True):
         choices = None if values is None else _choices_of_tokens(values, tokens)
-        found.append(_Output(prompt, (_Completion(tokens, choices),)))
-    return found
+        outputs.append(_Output(prompt, (_Completion(tokens, choices),)))
+    return outputs
 
 
 def watch_handing_over(client: Any, loaded: Sequence[Counter[str]]) -> None:
@@ -201,14 +200,14 @@ def watch_handing_over(client: Any, loaded: Sequence[Counter[str]]) -> None:
     update = client.update_named_params
 
     def watched(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        given: list[tuple[str, torch.Tensor]] = []
+        handed: list[tuple[str, torch.Tensor]] = []
         for name, tensor in tensors:
-            _check(given, client)
-            given.append((name, tensor))
+            _check(handed, client)
+            handed.append((name, tensor))
             if loaded:
                 loaded[-1][name] += 1
             yield name, tensor
-        _check(given, client)
+        _check(handed, client)
 
     @functools.wraps(update)
     def updated(metadata: Any, named_params: Iterator[tuple[str, torch.Tensor]]) -> None:
@@ -217,8 +216,8 @@ def watch_handing_over(client: Any, loaded: Sequence[Counter[str]]) -> None:
     client.update_named_params = updated
 
 
-def _check(given: Sequence[tuple[str, torch.Tensor]], client: Any) -> None:
-    freed = [name for name, tensor in given if tensor.untyped_storage().size() == 0]
+def _check(handed: Sequence[tuple[str, torch.Tensor]], client: Any) -> None:
+    freed = [name for name, tensor in handed if tensor.untyped_storage().size() == 0]
     if freed:
         client.communicator.leave()  # or the server, and TRL's client with it, would wait for the rest
         raise RuntimeError(f"freed before it was sent: {', '.join(freed)}")

@@ -1,8 +1,6 @@
 """Training with vLLM, in the same process or as a server, inside a rank; see :mod:`.vllm_watch` for what is watched.
 
 With GRPO, RLOO or distillation, which generate alike.
-
-Imports the stack only inside functions.
 """
 
 from __future__ import annotations
@@ -150,7 +148,7 @@ def is_adapted(variant: str) -> bool:
 
 
 def weights_alone(variant: str) -> bool:
-    """Whether its batches are not held against a reference."""
+    """Whether its batches are not compared with a reference."""
     return variant.startswith(("tied_", "tokens", "moe", "parallel"))
 
 
@@ -263,8 +261,8 @@ def train(
 def _rows(model: TinyModel, settings: Mapping[str, Any]) -> vllm_images.Rows | None:
     if "images" not in settings:
         return None
-    own = (vllm_images.image_token(model),)
-    kept_from = own if "favours_image" in settings else vllm_images.suppressed(model)
+    image_token = (vllm_images.image_token(model),)
+    kept_from = image_token if "favours_image" in settings else vllm_images.suppressed(model)
     return vllm_images.rows(model, PROMPT_LENGTH, settings["model"], settings["images"], kept_from)
 
 
@@ -291,7 +289,7 @@ def _build(subject: str, model: TinyModel, settings: Mapping[str, Any], seconds:
 
     rest = dict(settings)
     taken = ("adapter", "dtype", "images", "model", "favours_image")
-    kind, dtype, pictures, looks, favours = (rest.pop(each, None) for each in taken)
+    kind, dtype, pictures, looks, favours = (rest.pop(setting, None) for setting in taken)
     policy = vllm_images.load_policy(model, looks) if pictures else grpo.load_policy(model)
     if dtype is not None:
         policy = policy.to(getattr(torch, dtype))

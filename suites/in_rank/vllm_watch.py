@@ -1,6 +1,6 @@
-"""A training with vLLM watched inside a rank: what the engine is handed, holds and returns, against what it must.
+"""A training with vLLM watched inside a rank: what the engine gets, holds and returns, compared with what it must.
 
-Of any trainer that generates with vLLM, in the same process or with a server. Imports the stack only inside functions.
+Of any trainer that generates with vLLM, in the same process or with a server.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Watch:
         temperature: at which completions are sampled.
         scaling: of an adapter, where there is one.
         tokens: whose rows of the embeddings are trained by themselves, where any are.
-        compares_batches: whether these are held against a reference, too.
-        looks_again: whether a server is looked at after it has answered as well, where it may be another one by then.
-        rows: of prompts with images, what each must be asked with; ``None`` where prompts are texts alone.
+        compares_batches: whether batches are compared with a reference, too.
+        looks_again: whether a server is read again after it has answered, since it may be another one by then.
+        rows: for prompts with images, what each request must have; ``None`` if prompts are texts alone.
         generations, synchronisations, batches: see :func:`vllm_training.train`.
         loaded: by synchronisation, how often each name was handed over.
         unanswered: calls of a server that was gone.
@@ -123,11 +123,11 @@ def _share_of_main(trainer: Any, watch: Watch, last: dict[str, Any]) -> None:
     """After the completions came to all ranks: what the main process saw, and this rank's part. Collective."""
     from accelerate.utils import broadcast_object_list
 
-    found: list[Any] = [None]
+    sent: list[Any] = [None]
     if trainer.accelerator.is_main_process:
-        (found[0],) = watch.of_main
+        (sent[0],) = watch.of_main
         watch.of_main.clear()
-    ((tensors, rows),) = broadcast_object_list(found)
+    ((tensors, rows),) = broadcast_object_list(sent)
     seen = _seen(trainer, watch, vllm_server.Held(tensors), last)
     share = len(rows) // trainer.accelerator.num_processes
     first = trainer.accelerator.process_index * share
@@ -139,10 +139,10 @@ def _watch_loading(engine: Any, watch: Watch) -> None:
 
     @functools.wraps(load)
     def counted(weights: Any) -> Any:
-        given = list(weights)
+        tensors = list(weights)
         if watch.loaded:
-            watch.loaded[-1].update(name for name, _ in given)
-        return load(given)
+            watch.loaded[-1].update(name for name, _ in tensors)
+        return load(tensors)
 
     engine.load_weights = counted
 
@@ -156,6 +156,7 @@ def _watch_synchronisation(trainer: Any, watch: Watch) -> None:
         else (trainer, "_move_model_to_vllm")
     )
     synchronise = getattr(holder, name)
+    # To a server the main process alone hands the weights over, for all ranks.
     hands_over = getattr(trainer.args, "vllm_mode", "") == "colocate" or trainer.accelerator.is_main_process
     tied = _tied(trainer.model)
 
@@ -172,8 +173,8 @@ def _watch_synchronisation(trainer: Any, watch: Watch) -> None:
         extra = device.max_memory_allocated() - held
         after = weights.whole(trainer.model)
         shapes = {
-            name: tuple(each.value.shape)
-            for name, each in vllm_engine.merged(before, watch.scaling, torch.float32, watch.tokens).items()
+            name: tuple(expected.value.shape)
+            for name, expected in vllm_engine.merged(before, watch.scaling, torch.float32, watch.tokens).items()
         }
         names = {part for name, shape in shapes.items() for part in vllm_engine.published(name, shape)}
         loaded: Counter[str] = Counter()
@@ -187,15 +188,15 @@ def _watch_synchronisation(trainer: Any, watch: Watch) -> None:
                 "step": trainer.state.global_step,
                 "seconds": spent,
                 "extra_bytes": extra,
-                "bytes": sum(each.numel() * each.element_size() for each in before.values()),
+                "bytes": sum(tensor.numel() * tensor.element_size() for tensor in before.values()),
                 "parameters": len(names),
                 "missing": sorted(names - set(loaded)),
                 "unknown": sorted(set(loaded) - names - tied),
-                "repeated": sorted(each for each, count in loaded.items() if count > 1),
+                "repeated": sorted(loaded_name for loaded_name, count in loaded.items() if count > 1),
                 "changed": {
-                    each: float((after[each] - before[each]).abs().max())
-                    for each in before
-                    if not torch.equal(before[each], after[each])
+                    parameter_name: float((after[parameter_name] - before[parameter_name]).abs().max())
+                    for parameter_name in before
+                    if not torch.equal(before[parameter_name], after[parameter_name])
                 },
             }
         )
@@ -221,8 +222,8 @@ def _watch_engine(trainer: Any, engine: Any, watch: Watch, last: dict[str, Any])
         seen = _seen(trainer, watch, engine, last)
         outputs = generate(prompts, *args, **kwargs)
         if watch.rows is not None:
-            asked = [vllm_images.pictures(each) for each in prompts]
-            completions = [each.token_ids for output in outputs for each in output.outputs]
+            asked = [vllm_images.pictures(request) for request in prompts]
+            completions = [completion.token_ids for output in outputs for completion in output.outputs]
             seen |= watch.rows.problems(asked, [output.prompt_token_ids for output in outputs], completions)
         _answered(watch, seen, vllm_server.with_recorded(llm, outputs), last)
         return outputs
@@ -243,7 +244,7 @@ def _watch_server(trainer: Any, server: str, watch: Watch, last: dict[str, Any])
         seen = _seen(trainer, watch, held, last)
         returned = generate(*args, **kwargs)
         if watch.rows is not None:
-            asked = [vllm_images.digests(each) for each in kwargs["images"]]
+            asked = [vllm_images.digests(images) for images in kwargs["images"]]
             seen |= watch.rows.problems(asked, *returned[:2])
         if watch.looks_again and (held := vllm_server.held(server, trainer)) is not None:
             seen = _seen(trainer, watch, held, last)
@@ -260,7 +261,7 @@ def _seen(trainer: Any, watch: Watch, engine: Any, last: dict[str, Any]) -> dict
     parameters.update((alias, parameters[name]) for alias, name in _aliases(trainer.model).items())
     expected = vllm_engine.as_published(vllm_engine.merged(parameters, watch.scaling, _dtype(trainer), watch.tokens))
     if watch.compares_batches:
-        last["policy"] = {name: truth.value.float() for name, truth in expected.items()}
+        last["policy"] = {name: expected_tensor.value.float() for name, expected_tensor in expected.items()}
         last["engine"] = vllm_engine.unpacked(expected, engine)
     return {
         "step": trainer.state.global_step,
@@ -280,12 +281,12 @@ def _shard(trainer: Any) -> tuple[int, int]:
 def _aliases(model: Any) -> dict[str, str]:
     """Other names of parameters that have more than one, each with the first."""
     first: dict[int, str] = {}
-    found = {}
+    aliases = {}
     for full_name, parameter in model.named_parameters(remove_duplicate=False):
         name = weights.bare_name(full_name)
         if first.setdefault(id(parameter), name) != name:
-            found[name] = first[id(parameter)]
-    return found
+            aliases[name] = first[id(parameter)]
+    return aliases
 
 
 def _answered(watch: Watch, seen: dict[str, Any], outputs: Sequence[Any], last: dict[str, Any]) -> None:
@@ -294,7 +295,7 @@ def _answered(watch: Watch, seen: dict[str, Any], outputs: Sequence[Any], last: 
         {
             **seen,
             "prompts": [list(output.prompt_token_ids) for output in outputs],
-            "completions": [len(each.token_ids) for output in outputs for each in output.outputs],
+            "completions": [len(completion.token_ids) for output in outputs for completion in output.outputs],
         }
     )
 
@@ -302,7 +303,7 @@ def _answered(watch: Watch, seen: dict[str, Any], outputs: Sequence[Any], last: 
 def _watch_scoring(trainer: Any, watch: Watch, last: dict[str, Any]) -> None:
     name = "_generate_and_score_completions"  # from 0.16 on
     # Of TRL's own classes: a cure may have it as well.
-    if not any(name in vars(each) for each in type(trainer).__mro__ if each.__module__.startswith("trl.")):
+    if not any(name in vars(base) for base in type(trainer).__mro__ if base.__module__.startswith("trl.")):
         name = "_prepare_inputs"
     score = getattr(trainer, name)
     of_main = _asks_on_main(trainer, watch.server)

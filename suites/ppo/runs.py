@@ -1,6 +1,6 @@
 """The launches behind the PPO suites: each subject runs once under each strategy, for all suites together.
 
-Runs in the test process and imports nothing of the stack.
+Runs in the test process.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pytest_trlcompat import _location, stack
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.conformance.ppo import objects as ppo
 from pytest_trlcompat.plugin.judging import Absent, Finding
+from pytest_trlcompat.strategies import family_of
 
 from ..in_rank import ppo_stages
 from ..launches import distinct
@@ -125,12 +126,10 @@ class PPORuns:
         """The run of ``subject`` under ``strategy`` on two ranks.
 
         Raises:
-            Absent: this release of TRL has no PPO, or this one of Accelerate no such strategy.
+            Absent: see :func:`require_ppo`.
             LaunchError: the launch did not return.
         """
-        require_ppo()
-        if strategy == "fsdp2" and not stack.satisfied({"accelerate": ">=1.6"}, stack.installed()):
-            raise Absent("Accelerate knows FSDP2 from 1.6.0 on, and takes FSDP1 before without a word")
+        require_ppo(strategy)
         key = (subject, strategy)
         if key not in self._known:
             self._known[key] = self._train(subject, strategy)
@@ -185,8 +184,9 @@ def _of_all_ranks(failures: Sequence[Mapping[str, str] | None]) -> dict[str, Any
     Args:
         failures: by rank; ``None`` where it did not fail.
     """
+    # Reversed, so that the first of the ranks with the same text stays.
     by_text = {_text(failure): (str(rank), failure) for rank, failure in reversed([*enumerate(failures)]) if failure}
-    (_, first), *others = [by_text[text] for text in distinct(_text(each) for each in failures if each)]
+    (_, first), *others = [by_text[text] for text in distinct(_text(failure) for failure in failures if failure)]
     return {**first, **({"other_ranks": {rank: dict(failure) for rank, failure in others}} if others else {})}
 
 
@@ -195,11 +195,11 @@ def _text(failure: Mapping[str, str]) -> str:
 
 
 def _texts(failure: Mapping[str, Any]) -> list[str]:
-    return [_text(each) for each in (failure, *failure.get("other_ranks", {}).values())]
+    return [_text(raised) for raised in (failure, *failure.get("other_ranks", {}).values())]
 
 
 def greatest_difference_of_logs(log: Log, other: Log) -> float:
-    """The greatest one of any number; infinity where one is NaN, or stands in one of two steps' logs alone."""
+    """The greatest difference of any number; infinity if one is NaN, or only one of the two logs has it."""
     return largest(
         abs(entry.get(key, math.nan) - same.get(key, math.nan))
         for entry, same in zip(log, other, strict=True)
@@ -207,13 +207,16 @@ def greatest_difference_of_logs(log: Log, other: Log) -> float:
     )
 
 
-def require_ppo() -> None:
+def require_ppo(strategy: str = "single") -> None:
     """
     Raises:
-        Absent: this release of TRL has no PPO trainer.
+        Absent: this release of TRL has no PPO trainer, or this stack lacks what PPO needs to train under the strategy.
     """
     if reason := ppo.absence():
         raise Absent(reason)
+    for need in family_of(strategy).needs:
+        if "ppo" not in need.except_for and not stack.satisfied({need.package: f">={need.since}"}, stack.installed()):
+            raise Absent(need.reason)
 
 
 def saves_verdict(run: PPORun, stages: Iterable[str], issue: KnownIssue) -> Verdict:
@@ -225,7 +228,7 @@ def saves_verdict(run: PPORun, stages: Iterable[str], issue: KnownIssue) -> Verd
     failed = run.failed([_BEFORE_ALL, *stages], issue)
     if failed is not None:
         return failed.verdict
-    read = [one for stage, one in (run.reloaded or {}).items() if stage in stages]
+    read = [reading for stage, reading in (run.reloaded or {}).items() if stage in stages]
     if not read:  # it was never built
         return Verdict.ERROR
-    return Verdict.OK if all(0 < one["tensors"] == one["equal"] for one in read) else Verdict.SILENT
+    return Verdict.OK if all(0 < reading["tensors"] == reading["equal"] for reading in read) else Verdict.SILENT

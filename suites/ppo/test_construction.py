@@ -67,8 +67,8 @@ def test_launched_by_accelerate(stage: int, subject: str, judge: Judge, ppo_runs
         failed = run.failed(["construct"], judge.issue)
         if failed is not None:
             return failed
-        found = run.engines["deepspeed"]["zero_stage"]
-        return Finding(Verdict.OK if found == stage else Verdict.SILENT, {"zero_stage": found})
+        zero_stage = run.engines["deepspeed"]["zero_stage"]
+        return Finding(Verdict.OK if zero_stage == stage else Verdict.SILENT, {"zero_stage": zero_stage})
 
     judge(measure, subject=subject, strategy=f"zero{stage}")
 
@@ -92,7 +92,7 @@ def test_deepspeed_by_argument(subject: str, judge: Judge, launcher: Launcher, s
             env=NOT_BY_THE_LAUNCHER,
             sharded=False,  # judged by the stage
         )
-        found = result.values[0]
-        return Finding(Verdict.OK if found["stage"] == 3 else Verdict.SILENT, found)
+        engine = result.values[0]
+        return Finding(Verdict.OK if engine["stage"] == 3 else Verdict.SILENT, engine)
 
     judge(measure, subject=subject, strategy="zero3")

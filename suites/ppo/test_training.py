@@ -127,7 +127,7 @@ def test_gradient_accumulation(
 def test_reference_of_an_adapter(
     strategy: str, subject: str, judge: Judge, launch_once: Callable[..., list[Any]], saved_mistral: TinyModel
 ) -> None:
-    """PPO holds its policy against itself without the adapter.
+    """PPO's reference is its policy without the adapter.
 
     Right is: the numbers of each step are those of a training whose reference is a copy of the policy, made before it
     got its adapter; and the adapter that is saved is bitwise the one that was trained.
@@ -141,19 +141,19 @@ def test_reference_of_an_adapter(
         require_ppo()
         if not stack.satisfied({"trl": ">=0.13"}, stack.installed()):
             raise Absent("PPO takes adapters from trl 0.13.0 on")
-        found = trainings(subject, REFERENCES if subject == "corrected" else (OFF,))[OFF]
-        truth = trainings("corrected", REFERENCES)[COPY]
-        assert len(truth["log"]) == ppo.STEPS, truth
-        kl = [[entry["objective/kl"] for entry in training["log"]] for training in (found, truth)]
+        run = trainings(subject, REFERENCES if subject == "corrected" else (OFF,))[OFF]
+        expected = trainings("corrected", REFERENCES)[COPY]
+        assert len(expected["log"]) == ppo.STEPS, expected
+        kl = [[entry["objective/kl"] for entry in training["log"]] for training in (run, expected)]
         assert max(map(abs, kl[1])) > 10 * TOLERANCE, f"the policy is far from its reference: {kl}"
-        difference = greatest_difference_of_logs(found["log"], truth["log"])
+        difference = greatest_difference_of_logs(run["log"], expected["log"])
         evidence = {
             "max_difference_to_copy": difference,
             "kl": kl[0],
             "kl_to_copy": kl[1],
-            **{key: found[key] for key in ("trained", "saved", "equal")},
+            **{key: run[key] for key in ("trained", "saved", "equal")},
         }
-        right = difference <= TOLERANCE and 0 < found["trained"] == found["saved"] == found["equal"]
+        right = difference <= TOLERANCE and 0 < run["trained"] == run["saved"] == run["equal"]
         return Finding(Verdict.OK if right else Verdict.SILENT, evidence)
 
     judge(measure, subject=subject, strategy=strategy)
@@ -175,9 +175,7 @@ def test_memory(
     """
 
     def measure() -> Finding:
-        require_ppo()
-        if strategy == "fsdp2" and not stack.satisfied({"accelerate": ">=1.6"}, stack.installed()):
-            raise Absent("Accelerate knows FSDP2 from 1.6.0 on, and takes FSDP1 before without a word")
+        require_ppo(strategy)
         if launcher.device == "cuda":
             raise Untestable("on a GPU, what cuBLAS allocates for itself counts as well, and is as large as this model")
         result = launches(

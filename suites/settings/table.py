@@ -4,7 +4,7 @@ The rows are the strategies of the entry ``setting-equivalence`` in the catalogu
 values of two axes that can be chosen together; ``tests/test_settings_table.py`` fails where one is missing. Most were
 made by ``allpairspy``, the others added by hand: what stops a training on its own has a row without anything else.
 
-Runs in the test process; imports nothing of the stack.
+Runs in the test process.
 """
 
 from __future__ import annotations
@@ -75,15 +75,20 @@ class Row:
     @property
     def options(self) -> dict[str, Any]:
         """Of the strategy, as a launch takes them."""
-        found = (_OPTIONS.get((self.strategy[:4], value), {}) for value in self.values.values())
-        return {name: option for options in found for name, option in options.items()}
+        chosen = (_OPTIONS.get((self.strategy[:4], value), {}) for value in self.values.values())
+        return {name: option for options in chosen for name, option in options.items()}
 
     @property
     def setting(self) -> dict[str, str]:
         """What a rank chooses in Python; see :func:`suites.in_rank.settings.train`."""
         model = {"checkpointing": "model"} if self.values["checkpointing"] == "checkpointing" else {}
         adapter = {"adapter": self.values["adapter"]} if self.values["adapter"] else {}
-        return {**self.truth, **adapter, **model, **({"compile": "compiled"} if self.values["compile"] else {})}
+        return {
+            **self.setting_of_one_process,
+            **adapter,
+            **model,
+            **({"compile": "compiled"} if self.values["compile"] else {}),
+        }
 
     @property
     def checkpointing(self) -> tuple[str, ...]:
@@ -93,7 +98,7 @@ class Row:
         )
 
     @property
-    def truth(self) -> dict[str, str]:
+    def setting_of_one_process(self) -> dict[str, str]:
         """Of :attr:`setting` what changes numbers, for the training of one process: nothing else may.
 
         A quantised base must give what its weights give as they are when they are computed with.

@@ -1,4 +1,4 @@
-"""One training per subject and row of the table, and its truth in one process. Runs in the test process."""
+"""One training per subject and row of the table, and the same in one process. Runs in the test process."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class SettingTrainings:
             issue: whose symptoms make a failure ``broken``.
 
         Raises:
-            Absent, LaunchError: see :meth:`ranks_and_truths`.
+            Absent, LaunchError: see :meth:`ranks_and_one_process`.
         """
-        ranks, truths = self.ranks_and_truths(subject, row)
-        finding = judge_setting(issue, ranks, truths)
+        ranks, in_one_process = self.ranks_and_one_process(subject, row)
+        finding = judge_setting(issue, ranks, in_one_process)
         if finding.verdict is Verdict.OK:
-            quantised = {each["quantised"] for each in ranks}, {each["quantised"] for each in truths}
+            quantised = {rank["quantised"] for rank in ranks}, {training["quantised"] for training in in_one_process}
             assert quantised == ({row.values["adapter"] == "qlora"}, {False}), quantised
             compiled = all(rank["compiled"] for rank in ranks) or not row.values["compile"]
             if not compiled or not set(row.checkpointing) <= set(finding.evidence["checkpointing"]):
                 return Finding(Verdict.WASTEFUL, {**finding.evidence, "compiled": compiled})
         return finding
 
-    def ranks_and_truths(
+    def ranks_and_one_process(
         self, subject: str, row: Row, neighbours: bool = True
     ) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]:
         """What each rank of the row's training measured, and the same of one process: as it is, and its neighbours.
@@ -80,14 +80,14 @@ class SettingTrainings:
         except ArchitectureAbsent as error:
             raise Absent(str(error)) from error
         self.launches(models.save_model, model, strategy="single")
-        truth, rate = row.truth, settings.LEARNING_RATE
-        if truth.get("precision") == "bf16_weights":
+        setting, rate = row.setting_of_one_process, settings.LEARNING_RATE
+        if setting.get("precision") == "bf16_weights":
             rate = settings.LEARNING_RATE_OF_BF16
             if row.strategy.startswith("zero"):  # it keeps a copy in float32, as mixed precision does
-                truth = {**truth, "precision": "bf16"}
-        seeds = (0, *_NEIGHBOURS) if "precision" in truth and neighbours else (0,)
+                setting = {**setting, "precision": "bf16"}
+        seeds = (0, *_NEIGHBOURS) if "precision" in setting and neighbours else (0,)
         alone = self.launches(
-            settings.trainings_of_neighbours, subject, model, truth, seeds, rate, strategy="single"
+            settings.trainings_of_neighbours, subject, model, setting, seeds, rate, strategy="single"
         ).values[0]
         result = self.launches(
             settings.train,

@@ -39,11 +39,11 @@ def test_bins(subject: str, judge: Judge, launcher: Launcher) -> None:
         for size in SIZES:
             chosen = random.Random(size)
             lengths = [chosen.randint(1, size) for _ in range(PACKED_ROWS)]
-            (found,) = launcher(sft_rows.packed, lengths, size, strategy="single").values
-            if found is None:
+            (packing,) = launcher(sft_rows.packed, lengths, size, strategy="single").values
+            if packing is None:
                 raise Absent("this release packs rows by no strategy that has a name")
-            bins[str(size)] = found
-        is_wasteful = any(each["filled"] > each["needed"] for each in bins.values())
+            bins[str(size)] = packing
+        is_wasteful = any(packing["filled"] > packing["needed"] for packing in bins.values())
         return Finding(Verdict.WASTEFUL if is_wasteful else Verdict.OK, {"rows": PACKED_ROWS, "bins": bins})
 
     judge(measure, subject=subject, strategy="single")
@@ -59,14 +59,14 @@ def test_first_tokens(subject: str, judge: Judge, launcher: Launcher) -> None:
     """
 
     def measure() -> Finding:
-        (found,) = launcher(sft_rows.flattened, ROWS, None, strategy="single").values
-        if found is None:
+        (batch,) = launcher(sft_rows.flattened, ROWS, None, strategy="single").values
+        if batch is None:
             raise Absent("this release's collator puts no rows behind each other")
-        assert found["input_ids"] == [token for row in ROWS for token in row], found
-        starts = [place for place, position in enumerate(found["position_ids"]) if place and not position]
-        assert starts == [3, 5], found
-        labels = [found["labels"][place] for place in starts]
-        is_right = all(each == -100 for each in labels)
+        assert batch["input_ids"] == [token for row in ROWS for token in row], batch
+        starts = [place for place, position in enumerate(batch["position_ids"]) if place and not position]
+        assert starts == [3, 5], batch
+        labels = [batch["labels"][place] for place in starts]
+        is_right = all(label == -100 for label in labels)
         return Finding(Verdict.OK if is_right else Verdict.SILENT, {"labels_of_first_tokens": labels})
 
     judge(measure, subject=subject, strategy="single")
@@ -82,11 +82,11 @@ def test_width(subject: str, judge: Judge, launcher: Launcher) -> None:
     """
 
     def measure() -> Finding:
-        (found,) = launcher(sft_rows.flattened, ROWS[:2], sft_rows.MULTIPLE, strategy="single").values
-        if found is None:
+        (batch,) = launcher(sft_rows.flattened, ROWS[:2], sft_rows.MULTIPLE, strategy="single").values
+        if batch is None:
             raise Absent("this release's collator puts no rows behind each other")
-        widths = {name: len(values) for name, values in found.items()}
-        is_right = every(each == sft_rows.MULTIPLE for each in widths.values())
+        widths = {name: len(values) for name, values in batch.items()}
+        is_right = every(width == sft_rows.MULTIPLE for width in widths.values())
         return Finding(Verdict.OK if is_right else Verdict.SILENT, {"widths": widths, "multiple": sft_rows.MULTIPLE})
 
     judge(measure, subject=subject, strategy="single")

@@ -1,6 +1,6 @@
 """Whether a training on several ranks is the training of a single process: losses, gradient norms, weights.
 
-Runs in the test process; imports nothing of the stack. The completions depend on the row alone, so that the batch of a
+Runs in the test process. The completions depend on the row alone, so that the batch of a
 step is the same on however many ranks; what is left is the order of float32 sums, and the tolerances are for that. Sums
 of the few thousand terms of a loss or a gradient differ by some 1e-7 of themselves in another order, and two steps
 of SGD add up such differences; 6e-8, 4e-7 and 2e-7 were seen at most. The mildest known bug is off by 1e-2.
@@ -43,21 +43,21 @@ def judge_equivalence(trained: Trainings, subject: str, strategy: str) -> Findin
             Verdict.ERROR,
             {"failure": training.failure, "gathering": training.first["gathering"], **training.failures_of_other_ranks},
         )
-    first, truth = training.first, alone.first
+    first, expected = training.first, alone.first
     evidence = {
         "losses": training.losses,
         "losses_single": alone.losses,
         "grad_norm": first["grad_norm"],
-        "grad_norm_single": truth["grad_norm"],
-        "weights_moved_by": greatest_difference(truth["policy"], truth["initial"]),
-        "weights_off_by": greatest_difference(first["policy"], truth["policy"]),
+        "grad_norm_single": expected["grad_norm"],
+        "weights_moved_by": greatest_difference(expected["policy"], expected["initial"]),
+        "weights_off_by": greatest_difference(first["policy"], expected["policy"]),
     }
-    assert len(truth["grad_norm"]) == STEPS
+    assert len(expected["grad_norm"]) == STEPS
     assert evidence["weights_moved_by"] > SIGNIFICANT
     assert max(alone.losses) > SIGNIFICANT
     right = (
         training.losses == pytest.approx(alone.losses, abs=LOSS_TOLERANCE)
-        and first["grad_norm"] == pytest.approx(truth["grad_norm"], rel=GRAD_NORM_TOLERANCE)
+        and first["grad_norm"] == pytest.approx(expected["grad_norm"], rel=GRAD_NORM_TOLERANCE)
         and evidence["weights_off_by"] <= WEIGHT_TOLERANCE
     )
     return Finding(Verdict.OK if right else Verdict.SILENT, evidence)

@@ -1,8 +1,8 @@
 """How much memory a strategy allows a rank, in copies of the model, and what was measured above it.
 
-Runs in the test process; imports nothing of the stack. What a strategy promises is written where it is defined:
+Runs in the test process. What a strategy promises is written where it is defined:
 
-- DDP keeps all of everything on every rank, and buckets of the size of the gradients beside them
+- DDP keeps all of everything on every rank, and buckets of the size of the gradients
   (``gradient_as_bucket_view`` of PyTorch's ``DistributedDataParallel``).
 - ZeRO-2 shards gradients and optimizer, ZeRO-3 parameters too. ``estimate_zero2_model_states_mem_needs``, in
   ``deepspeed.runtime.zero.stage_1_and_2``, counts what belongs to that: of each parameter two gradients, one as the
@@ -190,7 +190,7 @@ def judge_memory(strategy: str, ranks: Sequence[Mapping[str, Any]], *phases: str
         return _failed(failures)
     assert all(set(rank["peaks"]) == {*memory.PHASES, *phases} for rank in ranks), ranks
     size = ranks[0]["size"]
-    found = {
+    shares = {
         "policy": max(rank["policy"] for rank in ranks) / size,
         "reference": max(rank["reference"] for rank in ranks) / size,
         "rest": max(rank["rest"] for rank in ranks) / size,
@@ -200,7 +200,7 @@ def judge_memory(strategy: str, ranks: Sequence[Mapping[str, Any]], *phases: str
         "training": _extra(ranks, "training"),
         "step": max(max(rank["peaks"].values()) for rank in ranks) / size,
     }
-    return _finding(strategy, ranks, found)
+    return _finding(strategy, ranks, shares)
 
 
 def _failed(failures: Sequence[str]) -> Finding:
@@ -212,13 +212,13 @@ def _extra(ranks: Sequence[Mapping[str, Any]], phase: str) -> float:
     return float(max(rank["extra"][phase] / rank["size"] for rank in ranks))
 
 
-def _finding(strategy: str, ranks: Sequence[Mapping[str, Any]], found: Mapping[str, float]) -> Finding:
+def _finding(strategy: str, ranks: Sequence[Mapping[str, Any]], shares: Mapping[str, float]) -> Finding:
     size, unit = ranks[0]["size"], ranks[0]["unit"]
     limits = allowed(strategy, unit / size, BUCKET * ELEMENT / size, len(ranks))
-    exceeded = [name for name, share in found.items() if share > limits[name]]
+    exceeded = [name for name, share in shares.items() if share > limits[name]]
     evidence = {
-        "shares": {name: round(share, 3) for name, share in found.items()},
-        "allowed": {name: round(limits[name], 3) for name in found},
+        "shares": {name: round(share, 3) for name, share in shares.items()},
+        "allowed": {name: round(limits[name], 3) for name in shares},
         "exceeded": exceeded,
         "model_bytes": size,
         "largest_unit": round(unit / size, 3),

@@ -62,7 +62,7 @@ def test_first_tokens(strategy: str, subject: str, judge: Judge, trained: Traini
 def test_offloaded_parameters(subject: str, judge: Judge, setting_trainings: SettingTrainings) -> None:
     """Prompts are put where FSDP2 keeps offloaded parameters, on the host.
 
-    Right is: GRPO trains so as in a single process, see :mod:`suites.settings.equivalence`.
+    Right is: GRPO trains as in a single process, see :mod:`suites.settings.equivalence`.
     """
     setting_trainings.judge_row(judge, subject, "fsdp2-offload_parameters")
 
@@ -72,7 +72,7 @@ def test_offloaded_parameters(subject: str, judge: Judge, setting_trainings: Set
 def test_compiled_policy(subject: str, judge: Judge, setting_trainings: SettingTrainings) -> None:
     """What ``torch.compile`` has made of FSDP1's root is asked to summon it.
 
-    Right is: GRPO trains so as in a single process, see :mod:`suites.settings.equivalence`.
+    Right is: GRPO trains as in a single process, see :mod:`suites.settings.equivalence`.
     """
     setting_trainings.judge_row(judge, subject, "fsdp1-compiled")
 
@@ -132,9 +132,13 @@ def test_unwrapping_the_bare_module(subject: str, judge: Judge, grpo_runs: Calla
     def measure() -> Finding:
         ranks = grpo_runs("training", subject, "zero3").values
         every = [{stage: rank["direct"][stage] for stage in ("before", "after")} for rank in ranks]
-        failures = Failures.of([{stage: found["failure"] for stage, found in direct.items()} for direct in every])
+        failures = Failures.of(
+            [{stage: unwrapping["failure"] for stage, unwrapping in direct.items()} for direct in every]
+        )
         direct = every[0]
-        evidence = {"hooks_before_during_after": {stage: found.get("hooks") for stage, found in direct.items()}}
+        evidence = {
+            "hooks_before_during_after": {stage: unwrapping.get("hooks") for stage, unwrapping in direct.items()}
+        }
         if failed := failure_of(judge.issue.id, failures.first):
             return Finding(failed, evidence | {"failures": failures.first, **failures.of_other_ranks})
         before, during, after = direct["after"]["hooks"]
@@ -192,11 +196,11 @@ def test_unwrapping_the_engine(subject: str, judge: Judge, grpo_runs: Callable[.
 
     def measure() -> Finding:
         every = [rank["direct"]["engine"] for rank in grpo_runs("training", subject, "zero3").values]
-        found, failures = every[0], Failures.of([{"engine": rank["failure"]} for rank in every])
+        first, failures = every[0], Failures.of([{"engine": rank["failure"]} for rank in every])
         if failed := failure_of(judge.issue.id, failures.first):
-            return Finding(failed, {**found, "failure": failures.first["engine"], **failures.of_other_ranks})
-        before, _during, after = found["hooks"]
-        return Finding(Verdict.OK if before == after > ALL else Verdict.SILENT, found)
+            return Finding(failed, {**first, "failure": failures.first["engine"], **failures.of_other_ranks})
+        before, _during, after = first["hooks"]
+        return Finding(Verdict.OK if before == after > ALL else Verdict.SILENT, first)
 
     judge(measure, subject=subject, strategy="zero3-direct")
 

@@ -56,7 +56,7 @@ def test_synchronisation(strategy: str, subject: str, judge: Judge, trained: Tra
     """The synchronised reference model computes with its old weights under FSDP1.
 
     Right is: after ``sync_ref_model`` every weight that the reference model computes with is the mixture of what it was
-    and what the policy is. The truth is that mixture of the policy, gathered after the same step, and of the weights
+    and what the policy is. Expected is that mixture of the policy, gathered after the same step, and of the weights
     before training.
     """
 
@@ -119,8 +119,8 @@ def _verdict(evidence: dict[str, Any]) -> Verdict:
         return Verdict.BROKEN
     if evidence["failure"] is not None:
         return Verdict.ERROR
-    evaluation, truth = evidence["evaluation"], evidence["evaluation_single"]
-    if "loss" in truth and "loss" not in evaluation:  # where a single process cannot evaluate either, it is not FSDP
+    evaluation, expected = evidence["evaluation"], evidence["evaluation_single"]
+    if "loss" in expected and "loss" not in evaluation:  # where a single process cannot evaluate either, it is not FSDP
         return Verdict.ERROR
     assert len(evidence["losses_single"]) == STEPS
     all_gradients_right = len(evidence["grad_norm_single"]) == STEPS
@@ -128,19 +128,21 @@ def _verdict(evidence: dict[str, Any]) -> Verdict:
         evidence["losses"] == pytest.approx(evidence["losses_single"], abs=LOSS_TOLERANCE)
         and abs(evidence["kl"][0]) <= LOSS_TOLERANCE
         and evidence["grad_norm"] == pytest.approx(evidence["grad_norm_single"], rel=GRAD_NORM_TOLERANCE)
-        and (evaluation.get("loss") == pytest.approx(truth.get("loss"), abs=LOSS_TOLERANCE) or not all_gradients_right)
+        and (
+            evaluation.get("loss") == pytest.approx(expected.get("loss"), abs=LOSS_TOLERANCE) or not all_gradients_right
+        )
     )
     return Verdict.OK if right else Verdict.SILENT
 
 
 def _of_synchronisation(training: Training) -> dict[str, Any]:
-    initial, policy, found = (training.first[key] for key in ("initial", "policy", "ref_model"))
-    wanted = _mixture(initial, policy)
+    initial, policy, reference = (training.first[key] for key in ("initial", "policy", "ref_model"))
+    expected = _mixture(initial, policy)
     return {
         "policy_moved_by": greatest_difference(policy, initial),
-        "off_by": greatest_difference(found, wanted),
-        "left_behind": sorted(name for name in found if found[name] == initial[name]),
-        "parameters": len(found),
+        "off_by": greatest_difference(reference, expected),
+        "left_behind": sorted(name for name in reference if reference[name] == initial[name]),
+        "parameters": len(reference),
     }
 
 

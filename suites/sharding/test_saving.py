@@ -24,7 +24,7 @@ def test_saved_policy(strategy: str, subject: str, judge: Judge, trained: Traini
     """``save_model`` writes nothing unless the state dict is full (transformers 30491).
 
     Right is: after training, ``save_model`` leaves a file from which another process reads the policy's weights,
-    bitwise. The test process reads it; the truth is the policy gathered in the ranks.
+    bitwise. The test process reads it; expected is the policy that the ranks have gathered.
     """
 
     def measure() -> Finding:

@@ -64,10 +64,10 @@ def test_logged_norms(subject: str, judge: Judge, trained: Trainings) -> None:
         failure = alone.failure or training.failure
         if failure is not None:
             return Finding(Verdict.ERROR, {"failure": failure, **training.failures_of_other_ranks})
-        norms, truth = training.first["grad_norm"], alone.first["grad_norm"]
-        assert len(truth) == STEPS
-        right = norms == pytest.approx(truth, rel=GRAD_NORM_TOLERANCE)
-        return Finding(Verdict.OK if right else Verdict.SILENT, {"grad_norm": norms, "grad_norm_single": truth})
+        norms, expected = training.first["grad_norm"], alone.first["grad_norm"]
+        assert len(expected) == STEPS
+        right = norms == pytest.approx(expected, rel=GRAD_NORM_TOLERANCE)
+        return Finding(Verdict.OK if right else Verdict.SILENT, {"grad_norm": norms, "grad_norm_single": expected})
 
     judge(measure, subject=subject, strategy="fsdp2")
 
@@ -82,9 +82,9 @@ def test_outputs_of_grpo(subject: str, judge: Judge, setting_trainings: SettingT
     label = "fsdp2-bf16"
 
     def measure() -> Finding:
-        ranks, (truth,) = setting_trainings.ranks_and_truths(subject, row(label), neighbours=False)
+        ranks, (alone,) = setting_trainings.ranks_and_one_process(subject, row(label), neighbours=False)
         losses = [sum(step) / len(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
-        return _of_outputs(ranks, {"losses": losses, "losses_single": truth["losses"]})
+        return _of_outputs(ranks, {"losses": losses, "losses_single": alone["losses"]})
 
     judge(measure, subject=subject, strategy=label)
 
@@ -95,7 +95,7 @@ def test_loss_of_a_plain_trainer(subject: str, judge: Judge, launches: LaunchCac
     label = "fsdp2-bf16_loss"
 
     def measure() -> Finding:
-        found = launches(
+        result = launches(
             settings.outputs_of_plain_training,
             subject,
             layered_qwen2,
@@ -103,9 +103,9 @@ def test_loss_of_a_plain_trainer(subject: str, judge: Judge, launches: LaunchCac
             world_size=WORLD_SIZE,
             sharded=False,
         )
-        failures = [rank["failure"] for rank in found.values if rank["failure"]]
-        built_as_asked("fsdp2", found.ranks[0].proof["engines"], failures[0] if failures else None)
-        return _of_outputs(found.values, {"loss": found.values[0]["loss"]})
+        failures = [rank["failure"] for rank in result.values if rank["failure"]]
+        built_as_asked("fsdp2", result.ranks[0].proof["engines"], failures[0] if failures else None)
+        return _of_outputs(result.values, {"loss": result.values[0]["loss"]})
 
     judge(measure, subject=subject, strategy=label)
 
@@ -114,7 +114,7 @@ def test_loss_of_a_plain_trainer(subject: str, judge: Judge, launches: LaunchCac
 def test_checkpointed_cache(subject: str, judge: Judge, setting_trainings: SettingTrainings) -> None:
     """FSDP's activation checkpointing of a model with a cache.
 
-    Right is: GRPO trains so as in a single process, see :mod:`suites.settings.equivalence`.
+    Right is: GRPO trains as in a single process, see :mod:`suites.settings.equivalence`.
     """
     setting_trainings.judge_row(judge, subject, "fsdp1-wrapper_checkpointing")
 
@@ -154,11 +154,11 @@ def test_optimizer_and_scheduler_of_a_config(strategy: str, subject: str, judge:
         failures = {"train": training.failure} if training.failure else {}
         if failed := failure_of(judge.issue.id, failures):
             return Finding(failed, {"failures": failures, **training.failures_of_other_ranks})
-        found = judge_equivalence(trained, subject, strategy)
+        finding = judge_equivalence(trained, subject, strategy)
         optimizer = training.first["ref_optimizer"]
-        evidence = {**found.evidence, "optimizer_of_reference": optimizer}
-        wasted = found.verdict is Verdict.OK and optimizer is not None
-        return replace(found, verdict=Verdict.WASTEFUL if wasted else found.verdict, evidence=evidence)
+        evidence = {**finding.evidence, "optimizer_of_reference": optimizer}
+        wasted = finding.verdict is Verdict.OK and optimizer is not None
+        return replace(finding, verdict=Verdict.WASTEFUL if wasted else finding.verdict, evidence=evidence)
 
     judge(measure, subject=subject, strategy=strategy)
 

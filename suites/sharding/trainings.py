@@ -1,6 +1,6 @@
 """One training per subject and strategy, shared by the suites that judge it, and how they compare numbers.
 
-Runs in the test process and imports nothing of the stack: weights are compared as the bytes that a rank sent or saved.
+Runs in the test process: weights are compared as the bytes that a rank sent or saved.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     **{f"zero{stage}-optimizer": _SGD for stage in (2, 3)},
     **{f"zero{stage}-scheduler": {**_SGD, "scheduler": _CONSTANT} for stage in (2, 3)},
 }
-"""What a DeepSpeed config asks for is what is trained with elsewhere."""
+"""The DeepSpeed configs ask for the optimizer and the learning rates that the other trainings have."""
 _ACCUMULATION: Mapping[str, int] = {NO_SHARD: 2}
 """Steps of gradient accumulation. ``NO_SHARD`` is wrong with more than one only."""
 _FSDP = (sharding.EVALUATION, sharding.SAVING)
@@ -58,7 +58,7 @@ _MEASURED: Mapping[str, Sequence[str]] = {
     NO_SHARD: _FSDP,
     "fsdp2": _FSDP,
 }
-"""What suites need beside the training."""
+"""What suites need in addition to the training."""
 _CANNOT_PREPARE_FSDP2 = "a model and optimizer must be passed together"
 """Accelerate refuses the policy of a Trainer that prepares its model alone, whatever TRL does."""
 
@@ -82,7 +82,7 @@ class Training:
 
     @property
     def failures_of_other_ranks(self) -> dict[str, list[str]]:
-        """What other ranks failed with beside :attr:`failure`, as evidence; empty where nothing else was raised."""
+        """What other ranks failed with besides :attr:`failure`, as evidence; empty if nothing else was raised."""
         others = self._failures()[1:]
         return {"failures_of_other_ranks": others} if others else {}
 
@@ -128,7 +128,7 @@ class Trainings:
         return training
 
     def single(self, subject: str, strategy: str) -> Training:
-        """The truth for a training under ``strategy``: the same in one process."""
+        """What is expected of a training under ``strategy``: the same in one process."""
         return self._train(subject, "single", _ACCUMULATION.get(strategy, 1))
 
     def _train(self, subject: str, strategy: str, accumulation: int) -> Training:
@@ -160,19 +160,19 @@ def built_as_asked(strategy: str, engines: Mapping[str, Any], failure: str | Non
     engine = "deepspeed" if strategy.startswith("zero") else strategy
     if engines and engine not in engines:
         raise Absent(f"{strategy} was asked for, and this stack built {', '.join(engines)}")
-    said, _ = _location.apart(failure or "")
-    if _CANNOT_PREPARE_FSDP2 in said:
-        raise Absent(f"the Trainer of this release of Transformers cannot train under {strategy}: {said}")
+    error_text, _ = _location.apart(failure or "")
+    if _CANNOT_PREPARE_FSDP2 in error_text:
+        raise Absent(f"the Trainer of this release of Transformers cannot train under {strategy}: {error_text}")
 
 
-def greatest_difference(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> float:
+def greatest_difference(first: Mapping[str, bytes], second: Mapping[str, bytes]) -> float:
     """Between elements of float32 tensors with the same names; NaN counts as infinite, as do other shapes or names."""
-    if {name: len(data) for name, data in one.items()} != {name: len(data) for name, data in other.items()}:
+    if {name: len(data) for name, data in first.items()} != {name: len(data) for name, data in second.items()}:
         return math.inf
     differences = (
         abs(left - right)
-        for name, data in one.items()
-        for left, right in zip(array("f", data), array("f", other[name]), strict=True)
+        for name, data in first.items()
+        for left, right in zip(array("f", data), array("f", second[name]), strict=True)
     )
     return max((math.inf if math.isnan(difference) else difference for difference in differences), default=math.inf)
 

@@ -1,4 +1,4 @@
-"""What every trainer rests on: imports, arguments, accumulation, resuming, and a teacher beside the policy."""
+"""What every trainer needs: imports, arguments, accumulation, resuming, and a teacher next to the policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TEACHER_TOLERANCE = 1e-4
 
 @pytest.mark.known_issue("trl-import")
 def test_import(subject: str, judge: Judge, launcher: Launcher) -> None:
-    """A release of TRL that cannot be imported beside a newer Transformers.
+    """A release of TRL that cannot be imported with a newer Transformers.
 
     Neither package declares the limit, so that pip installs the two side by side.
     """
@@ -79,9 +79,9 @@ def test_accumulation(strategy: str, subject: str, judge: Judge, launches: Launc
             return Finding(failed, {"failures": failures.first, **failures.of_other_ranks})
         built_as_asked(strategy, engines, None)
         assert engines or strategy == "single", f"{strategy} was asked for, and no engine was built"
-        found = {name: value for name, value in ranks[0].items() if name != "failure"}
-        right = found["moved"] < TOLERANCE
-        return Finding(Verdict.OK if right else Verdict.SILENT, found)
+        evidence = {name: value for name, value in ranks[0].items() if name != "failure"}
+        right = evidence["moved"] < TOLERANCE
+        return Finding(Verdict.OK if right else Verdict.SILENT, evidence)
 
     judge(measure, subject=subject, strategy=strategy)
 

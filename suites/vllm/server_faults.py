@@ -149,8 +149,8 @@ class Proxy:
             headers = {name: value for name, value in asked.headers.items() if name.lower() != "connection"}
             connection.request(str(asked.command), asked.path, body, headers)
             answer = connection.getresponse()
-            kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in _NOT_FORWARDED]
-            return answer.status, kept, answer.read()
+            forwarded = [(name, value) for name, value in answer.getheaders() if name.lower() not in _NOT_FORWARDED]
+            return answer.status, forwarded, answer.read()
         finally:
             connection.close()
 

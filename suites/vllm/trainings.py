@@ -1,6 +1,6 @@
 """One training with vLLM per trainer, subject and label, shared by the suites that judge it.
 
-Runs in the test process and imports nothing of the stack.
+Runs in the test process.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class VLLMTraining:
     def evidence(self) -> dict[str, Any]:
         """What every suite says: which engine measured, and the seconds that it took."""
         first = self.ranks[0]
-        spent = [each["seconds"] for each in first["synchronisations"]]
+        spent = [synchronisation["seconds"] for synchronisation in first["synchronisations"]]
         return {
             "engine": {"vllm": stack.installed()["vllm"], **first["engine"]},
             "seconds_to_build": round(first["seconds"].get("build", 0.0), 2),
@@ -181,8 +181,8 @@ class VLLMTrainings:
             raise Untestable("vLLM is not installed; cells that have it are run by: nox -s matrix -- --vllm")
         strategy, _, variant = label.partition("-")
         _check_present(trainer, variant)
-        own = label in OWN_ENGINE or vllm_training.needs_own_engine(variant)
-        if own and is_recording(stack.installed()):
+        needs_own_engine = label in OWN_ENGINE or vllm_training.needs_own_engine(variant)
+        if needs_own_engine and is_recording(stack.installed()):
             raise Untestable("this is measured with vLLM's own engine alone")
         model = self._model(variant)
         self.launch(models.save_model, model, strategy="single")

@@ -1,6 +1,6 @@
 """How trainings with vLLM are judged, by numbers alone; the benchmark of planted faults asks the same.
 
-Runs in the test process and imports nothing of the stack.
+Runs in the test process.
 """
 
 from __future__ import annotations
@@ -59,25 +59,28 @@ def weights(training: VLLMTraining, label: str, issue: str = WEIGHTS) -> Finding
             raise Absent(training.failure)
         failed = failure_of(issue, {"training": training.failure})
         return Finding(failed or Verdict.ERROR, training.evidence())
-    generations = [each for rank in training.ranks for each in rank["generations"]]
-    synchronisations = [each for rank in training.ranks for each in rank["synchronisations"]]
-    steps = {each["step"] for each in generations}
+    generations = [generation for rank in training.ranks for generation in rank["generations"]]
+    synchronisations = [synchronisation for rank in training.ranks for synchronisation in rank["synchronisations"]]
+    steps = {generation["step"] for generation in generations}
     assert len(steps) > 1, "the policy was asked for once alone, before it had moved"
     assert synchronisations, "nothing was synchronised"
-    assert all(each["tensors"] > 0 for each in generations)
+    assert all(generation["tensors"] > 0 for generation in generations)
     if vllm_training.is_adapted(label.partition("-")[2]):
-        assert max(each["margin"] for each in generations) > 4, "the adapter is too small to be seen"
-    off = [each for each in generations if each["wrong"]]
-    strays = {name: sorted({each for one in synchronisations for each in one[name]}) for name in STRAYS}
+        assert max(generation["margin"] for generation in generations) > 4, "the adapter is too small to be seen"
+    off = [generation for generation in generations if generation["wrong"]]
+    strays = {
+        name: sorted({stray for synchronisation in synchronisations for stray in synchronisation[name]})
+        for name in STRAYS
+    }
     evidence = {
         **training.evidence(),
         "generations": len(generations),
         "steps": sorted(steps),
-        "evaluations": sum(each["evaluation"] for each in generations),
+        "evaluations": sum(generation["evaluation"] for generation in generations),
         "tensors": generations[0]["tensors"],
         "generations_off": len(off),
-        "tensors_off": sorted({name for each in off for name in each["wrong"]}),
-        "most_off": max((amount for each in off for amount in each["wrong"].values()), default=0.0),
+        "tensors_off": sorted({name for generation in off for name in generation["wrong"]}),
+        "most_off": max((amount for generation in off for amount in generation["wrong"].values()), default=0.0),
         **strays,
     }
     return Finding(Verdict.SILENT if off or any(strays.values()) else Verdict.OK, evidence)
@@ -86,15 +89,15 @@ def weights(training: VLLMTraining, label: str, issue: str = WEIGHTS) -> Finding
 def loss(training: VLLMTraining, label: str) -> Finding:
     """``ok`` where a training whose server was lost ended with an error in every rank, and never used other weights."""
     ranks = training.ranks
-    generations = [each for rank in ranks for each in rank["generations"]]
-    off = [each for each in generations if each["wrong"]]
-    assert any(each["step"] < vllm_loss.LOST_AFTER for each in generations), "the server was never asked"
+    generations = [generation for rank in ranks for generation in rank["generations"]]
+    off = [generation for generation in generations if generation["wrong"]]
+    assert any(generation["step"] < vllm_loss.LOST_AFTER for generation in generations), "the server was never asked"
     evidence = {
         **training.evidence(),
-        "steps": sorted({each["step"] for each in generations}),
+        "steps": sorted({generation["step"] for generation in generations}),
         "gone_when_asked": sum(rank["unanswered"] for rank in ranks),
         "generations_off": len(off),
-        "most_off": max((amount for each in off for amount in each["wrong"].values()), default=0.0),
+        "most_off": max((amount for generation in off for amount in generation["wrong"].values()), default=0.0),
         "ranks_failed": sum(rank["failure"] is not None for rank in ranks),
     }
     loud = evidence["ranks_failed"] == len(ranks)
@@ -111,23 +114,26 @@ def late(training: VLLMTraining, label: str, issue: str) -> Finding:
 
 def released(training: VLLMTraining, label: str, issue: str) -> Finding:
     """As :func:`weights` and :func:`batches` together, of a training whose server is of another release of TRL."""
-    found = weights(training, label, issue)
-    if found.verdict is not Verdict.OK:
-        return found
+    of_weights = weights(training, label, issue)
+    if of_weights.verdict is not Verdict.OK:
+        return of_weights
     trained_on = batches(training, label)
-    return Finding(trained_on.verdict, {**found.evidence, **trained_on.evidence})
+    return Finding(trained_on.verdict, {**of_weights.evidence, **trained_on.evidence})
 
 
 def memory(training: VLLMTraining) -> Finding:
     """``ok`` where no rank took as much of its accelerator as :data:`MOST_OF_MODEL` to hand over weights."""
     if training.failure:
         return Finding(Verdict.ERROR, training.evidence())
-    most = [max(rank["synchronisations"], key=lambda each: each["extra_bytes"]) for rank in training.ranks]
-    parts = [each["extra_bytes"] / each["bytes"] for each in most]
+    most = [
+        max(rank["synchronisations"], key=lambda synchronisation: synchronisation["extra_bytes"])
+        for rank in training.ranks
+    ]
+    parts = [synchronisation["extra_bytes"] / synchronisation["bytes"] for synchronisation in most]
     evidence = {
         **training.evidence(),
         "bytes_of_model": most[0]["bytes"],
-        "extra_bytes": [each["extra_bytes"] for each in most],
+        "extra_bytes": [synchronisation["extra_bytes"] for synchronisation in most],
         "most_of_model": round(max(parts), 3),
     }
     return Finding(Verdict.WASTEFUL if max(parts) > MOST_OF_MODEL else Verdict.OK, evidence)
@@ -137,14 +143,16 @@ def policy(training: VLLMTraining, label: str) -> Finding:
     """``ok`` where no synchronisation changed the policy."""
     if training.failure:
         return Finding(Verdict.ERROR, training.evidence())
-    synchronisations = [each for rank in training.ranks for each in rank["synchronisations"]]
-    assert len({each["step"] for each in synchronisations}) > 1, "the adapter was zero when it was merged"
-    changed = [each["changed"] for each in synchronisations]
+    synchronisations = [synchronisation for rank in training.ranks for synchronisation in rank["synchronisations"]]
+    assert len({synchronisation["step"] for synchronisation in synchronisations}) > 1, (
+        "the adapter was zero when it was merged"
+    )
+    changed = [synchronisation["changed"] for synchronisation in synchronisations]
     evidence = {
         **training.evidence(),
         "synchronisations": len(synchronisations),
-        "parameters_changed": sorted({name for each in changed for name in each}),
-        "most_changed": max((amount for each in changed for amount in each.values()), default=0.0),
+        "parameters_changed": sorted({name for changes in changed for name in changes}),
+        "most_changed": max((amount for changes in changed for amount in changes.values()), default=0.0),
     }
     return Finding(Verdict.SILENT if any(changed) else Verdict.OK, evidence)
 
@@ -158,34 +166,36 @@ def batches(training: VLLMTraining, label: str, trainer: str = "GRPO", issue: st
     if training.failure:
         failed = failure_of(issue or f"{trainer.lower()}-vllm-batches", {"training": training.failure})
         return Finding(failed or Verdict.ERROR, training.evidence())
-    found = [each for rank in training.ranks for each in rank["batches"]]
-    assert found, "nothing was trained on"
+    comparisons = [comparison for rank in training.ranks for comparison in rank["batches"]]
+    assert comparisons, "nothing was trained on"
     tolerance = LOGP_TOLERANCE_BF16 if label.endswith("bf16") else LOGP_TOLERANCE
     calls = list(zip(*(rank["generations"] for rank in training.ranks), strict=True))
     assert calls, "the engine was asked for nothing"
     wrong = {
         "prompts": sum(not _in_groups(call, GROUPS[trainer]) for call in calls),
-        "completions": sum(not each["same_ids"] for each in found),
+        "completions": sum(not comparison["same_ids"] for comparison in comparisons),
         # Of requests with images: those that had others than their row, became other tokens than its, or whose
         # completion has a token that must not be sampled.
         **{
-            name: sum(each.get(name, 0) for call in calls for each in call)
+            name: sum(generation.get(name, 0) for call in calls for generation in call)
             for name in ("images", "tokens_of_images", "sampled")
         },
     }
-    complete = [each for each in found if each["same_ids"]]
+    complete = [comparison for comparison in comparisons if comparison["same_ids"]]
     every = {"passed_on": 1e-6, "policy_error": tolerance, "ratio_error": 5 * tolerance}
     required = _required(training, label, trainer)
     for name in NUMBERS[trainer]:
         wrong[name] = sum(
-            name in required if each[name] is None else not each[name] <= every.get(name, each["sampler_tolerance"])
-            for each in complete
+            name in required
+            if comparison[name] is None
+            else not comparison[name] <= every.get(name, comparison["sampler_tolerance"])
+            for comparison in complete
         )
     evidence = {
         **training.evidence(),
         "calls": len(calls),
-        "batches": len(found),
-        "tokens": sum(each["tokens"] for each in found),
+        "batches": len(comparisons),
+        "tokens": sum(comparison["tokens"] for comparison in comparisons),
         "wrong": {name: count for name, count in wrong.items() if count},
         **{f"most_{name}": _most(complete, name) for name in (*NUMBERS[trainer], "moved")},
     }
@@ -195,16 +205,16 @@ def batches(training: VLLMTraining, label: str, trainer: str = "GRPO", issue: st
 def image_token(training: VLLMTraining, label: str, issue: str, trainer: str = "GRPO") -> Finding:
     """As :func:`batches`, of a model that favours the token that stands for an image: no completion has one."""
     finding = batches(training, label, trainer, issue)
-    calls = [each for rank in training.ranks for each in rank["generations"]]
+    calls = [generation for rank in training.ranks for generation in rank["generations"]]
     evidence = {
         **finding.evidence,
-        "completions": sum(len(each["completions"]) for each in calls),
-        "completions_with_the_token": sum(each["sampled"] for each in calls),
+        "completions": sum(len(generation["completions"]) for generation in calls),
+        "completions_with_the_token": sum(generation["sampled"] for generation in calls),
     }
     if finding.verdict is Verdict.BROKEN:
         assert evidence["completions_with_the_token"], "no completion had the token, so that the failure is another"
     if not training.failure:
-        complete = [each for rank in training.ranks for each in rank["batches"] if each["same_ids"]]
+        complete = [comparison for rank in training.ranks for comparison in rank["batches"] if comparison["same_ids"]]
         likely = _most(complete, "kept_from") or 0.0
         assert likely > 0.5, f"nothing is shown: the model gives the token a probability of {likely} at most"
         evidence["most_likely"] = likely
@@ -228,7 +238,7 @@ def _required(training: VLLMTraining, label: str, trainer: str) -> tuple[str, ..
 
 
 def _most(batches: Sequence[dict[str, Any]], name: str) -> float | None:
-    return max((each[name] for each in batches if each[name] is not None), default=None)
+    return max((comparison[name] for comparison in batches if comparison[name] is not None), default=None)
 
 
 def _in_groups(call: Sequence[dict[str, Any]], size: int) -> bool:

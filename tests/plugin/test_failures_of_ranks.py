@@ -50,7 +50,7 @@ def test_an_adapters_training_keeps_what_every_rank_failed_with() -> None:
         return AdapterTraining(ranks, {}, Path())
 
     training = failing({"failure": None, "saving": HOOKS}, {"failure": None, "saving": NEW, "resuming": NEW})
-    assert training.found == {"failure": None, "saving": HOOKS}
+    assert training.first == {"failure": None, "saving": HOOKS}
     assert training.failures().first == {"saving": HOOKS, "resuming": NEW}
     assert training.failures().others == {"saving": [NEW]}
     assert training.failures("training", "resuming").first == {"resuming": NEW}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -21,6 +22,12 @@ NEWEST_ALONE = (
 and reference, depends least on the releases of a stack, and they take two fifths of the time."""
 
 
+STAYS = ("TRLCOMPAT_", "PYTORCH_NVML_BASED_CUDA_CHECK", "PYTEST_CURRENT_TEST")
+"""How names of variables begin that are set during a test for the whole process: this project's own, by which ranks of
+later tests find a vLLM server that the session shares; what the import of DeepSpeed sets, since a module is imported
+once; and pytest's."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "newest_stack: left out of the older stack by `nox -s tests`")
 
@@ -37,6 +44,23 @@ def launch() -> Iterator[Launcher]:
     """Launches on the software accelerator, also where there is a GPU."""
     with Launcher(device="software") as launcher:
         yield launcher
+
+
+@pytest.fixture(autouse=True)
+def variables_are_restored() -> Iterator[None]:
+    """A config that a test makes in its own process sets variables, such as ``ACCELERATE_USE_IPEX`` (Transformers 4).
+
+    Every later launch would inherit them. Fixtures of a wider scope are set up before this one, so theirs stay.
+    """
+    before = dict(os.environ)
+    yield
+    for name in before.keys() | os.environ.keys():
+        if name.startswith(STAYS):
+            continue
+        if name not in before:
+            del os.environ[name]
+        elif os.environ.get(name) != before[name]:
+            os.environ[name] = before[name]
 
 
 @pytest.fixture(autouse=True)
