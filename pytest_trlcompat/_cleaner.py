@@ -76,10 +76,10 @@ class OwnFolder:
 def _identity(path: Path) -> str:
     """The device and the number of the file ``path``, no link followed; empty if there is none."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return ""
-    return f"{found.st_dev}:{found.st_ino}"
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 def _remove(path: Path, identity: str) -> None:

@@ -29,9 +29,9 @@ def cache_folder() -> Path:
     Raises:
         RuntimeError: neither variable is set, and the user has no home directory.
     """
-    own = os.environ.get("TRLCOMPAT_CACHE")
-    if own:
-        return Path(own).expanduser().resolve()
+    configured = os.environ.get("TRLCOMPAT_CACHE")
+    if configured:
+        return Path(configured).expanduser().resolve()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "pytest-trlcompat"
 
 

@@ -52,7 +52,9 @@ def visible(text: str) -> str:
     """With every control, format or unassigned character and lone surrogate as Python writes it: ``\\x1b``."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_as_python_writes(each) if unicodedata.category(each) in _HIDDEN else each for each in text)
+    return "".join(
+        _as_python_writes(character) if unicodedata.category(character) in _HIDDEN else character for character in text
+    )
 
 
 def _as_python_writes(character: str) -> str:
@@ -76,12 +78,12 @@ def in_row(text: object) -> str:
     return _MARKUP.sub(_escaped, line)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    markup, line = found[0], found.string
+def _escaped(match: re.Match[str]) -> str:
+    markup, line = match[0], match.string
     if markup in _ENTITIES:
         return _ENTITIES[markup]
     if markup[0] == "_":  # within a word it emphasises nothing, and names are full of it
-        within = found.start() and line[found.start() - 1].isalnum() and line[found.end() : found.end() + 1].isalnum()
+        within = match.start() and line[match.start() - 1].isalnum() and line[match.end() : match.end() + 1].isalnum()
         return markup if within else "\\_" * len(markup)
     if len(markup) > 1:  # "://" and "www." make a link of what they stand in
         return markup.replace(":", "\\:").replace(".", "\\.")

@@ -151,11 +151,11 @@ def parse(text: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         raise Unreadable(f"the name {next(name for name in names if names.count(name) > 1)!r} stands twice")
-    return found
+    return members
 
 
 def _constant(name: str) -> float:
@@ -180,8 +180,10 @@ def _check_depth(value: Any) -> None:
     for _ in range(_DEEPEST):
         level = [
             inner
-            for each in level
-            for inner in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+            for container in level
+            for inner in (
+                container.values() if isinstance(container, dict) else container if isinstance(container, list) else ()
+            )
         ]
         if not level:
             return

@@ -34,18 +34,18 @@ def of_exception(error: BaseException) -> str:
 def of_traceback(text: str) -> str:
     """Of a formatted traceback, by its last exception; empty where it has no frame."""
     last = text.rpartition("Traceback (most recent call last):")[2]
-    return _of((found["path"], found["function"]) for found in _FRAME.finditer(last))
+    return _of((match["path"], match["function"]) for match in _FRAME.finditer(last))
 
 
 def _of(outermost_first: Iterable[tuple[str, str]]) -> str:
     """The innermost frame, wherever it is, and before it those in the stack's libraries, each function once."""
-    kept: dict[str, None] = {}
+    functions: dict[str, None] = {}
     for number, (path, function) in enumerate([*outermost_first][::-1]):
         inside = _IN_LIBRARY.match(path)
         name = inside["path"] if inside else path.rpartition("/")[2]
         if number == 0 or (inside and not name.endswith(_EVERYWHERE)):
-            kept.setdefault(f"{name}:{function}".translate(_PLAIN))
-    return _BETWEEN.join(list(kept)[:_LIMIT])
+            functions.setdefault(f"{name}:{function}".translate(_PLAIN))
+    return _BETWEEN.join(list(functions)[:_LIMIT])
 
 
 def frames(location: str) -> tuple[str, ...]:
@@ -60,5 +60,5 @@ def with_location(text: str, location: str) -> str:
 
 def apart(text: str) -> tuple[str, str]:
     """The text of an exception without its location, and that; empty where none was kept."""
-    found = _WITH.search(text)
-    return (text, "") if found is None else (text[: found.start()] + text[found.end() :], found["location"])
+    match = _WITH.search(text)
+    return (text, "") if match is None else (text[: match.start()] + text[match.end() :], match["location"])

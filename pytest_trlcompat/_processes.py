@@ -48,11 +48,11 @@ def adopt_orphans() -> None:
 
 def children() -> list[int]:
     """The process ids of this process's children, whichever thread started them."""
-    found: list[int] = []
+    pids: list[int] = []
     for path in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found += map(int, path.read_text().split())
-    return found
+            pids += map(int, path.read_text().split())
+    return pids
 
 
 def state_of(pid: int) -> str:
@@ -76,13 +76,13 @@ def marked(mark: str) -> list[int]:
 
     Descendants inherit a variable, whatever their process group or session.
     """
-    wanted, found = mark.encode(), []
+    variable, pids = mark.encode(), []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         pid = int(entry.parent.name)
         with contextlib.suppress(OSError):
-            if pid != os.getpid() and wanted in entry.read_bytes().split(b"\0"):
-                found.append(pid)
-    return found
+            if pid != os.getpid() and variable in entry.read_bytes().split(b"\0"):
+                pids.append(pid)
+    return pids
 
 
 def crashed_children(parents: Collection[int]) -> dict[int, int]:

@@ -75,7 +75,7 @@ class Redactor:
             text = _USER.sub(f"{REDACTED}@", text)
         if "=" in text:
             text = _PARAMETER.sub(rf"\g<1>{REDACTED}", text)
-            text = _ASSIGNMENT.sub(lambda found: found[1] + (REDACTED if _is_secret(found[2]) else found[2]), text)
+            text = _ASSIGNMENT.sub(lambda match: match[1] + (REDACTED if _is_secret(match[2]) else match[2]), text)
         if "uthorization" in text or "UTHORIZATION" in text:
             text = _HEADER.sub(rf"\g<1>{REDACTED}", text)
         return _FORMS.sub(REDACTED, text)
@@ -92,7 +92,7 @@ class Redactor:
             return {
                 self.values(name): value if name in keep else self.values(value) for name, value in document.items()
             }
-        return [self.values(each) for each in document] if isinstance(document, (list, tuple)) else document
+        return [self.values(item) for item in document] if isinstance(document, (list, tuple)) else document
 
 
 def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
@@ -108,8 +108,12 @@ def redacted_values(document: Any, environ: Mapping[str, str] | None = None, kee
 @functools.lru_cache(maxsize=8)
 def _pattern(environ: tuple[tuple[str, str], ...]) -> re.Pattern[str] | None:
     """Finds the values of these variables that are secrets, the longest first, since one may begin another."""
-    found = {spelling for value in _values(environ) for spelling in _spellings(value)}
-    return re.compile("|".join(map(re.escape, sorted(found, key=lambda each: (-len(each), each))))) if found else None
+    spellings = {spelling for value in _values(environ) for spelling in _spellings(value)}
+    return (
+        re.compile("|".join(map(re.escape, sorted(spellings, key=lambda spelling: (-len(spelling), spelling)))))
+        if spellings
+        else None
+    )
 
 
 def _values(environ: tuple[tuple[str, str], ...]) -> Iterator[str]:

@@ -84,16 +84,16 @@ def open_lock(path: Path) -> TextIO:
     return file
 
 
-def _check(path: str | Path, found: os.stat_result, *, may_be_sticky: bool = False) -> None:
-    if found.st_uid not in {0, os.geteuid(), *_unmapped_root()}:
-        raise UntrustedError(f"{path} belongs to {_name(found.st_uid)}")
-    if may_be_sticky and found.st_mode & stat.S_ISVTX:
+def _check(path: str | Path, status: os.stat_result, *, may_be_sticky: bool = False) -> None:
+    if status.st_uid not in {0, os.geteuid(), *_unmapped_root()}:
+        raise UntrustedError(f"{path} belongs to {_name(status.st_uid)}")
+    if may_be_sticky and status.st_mode & stat.S_ISVTX:
         return
-    mode = f"{path} (mode {stat.S_IMODE(found.st_mode):04o})"
-    if found.st_mode & stat.S_IWOTH:
+    mode = f"{path} (mode {stat.S_IMODE(status.st_mode):04o})"
+    if status.st_mode & stat.S_IWOTH:
         raise UntrustedError(f"every user can write to {mode}")
-    if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
-        raise UntrustedError(f"the group {_group(found.st_gid)} can write to {mode}")
+    if status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid):
+        raise UntrustedError(f"the group {_group(status.st_gid)} can write to {mode}")
 
 
 @functools.cache

@@ -73,8 +73,8 @@ def package_of(distribution: str) -> str:
 
 def versions_of(distributions: Mapping[str, str]) -> dict[str, str]:
     """Of versions by the names of distributions, those of the stack, in the order of :data:`PACKAGES`."""
-    found = {package_of(name): _own_version(name, version) for name, version in distributions.items()}
-    return {package: found[package] for package in PACKAGES if package in found}
+    versions = {package_of(name): _own_version(name, version) for name, version in distributions.items()}
+    return {package: versions[package] for package in PACKAGES if package in versions}
 
 
 def _own_version(distribution: str, version: str) -> str:
@@ -155,13 +155,13 @@ def holds(ranges: Mapping[str, str], versions: Mapping[str, str]) -> bool:
 
 
 @functools.cache
-def _contains(package: str, text: str, found: str | None) -> bool:
-    if found is None:
+def _contains(package: str, text: str, release: str | None) -> bool:
+    if release is None:
         return False
     try:
-        version = Version(found)
+        version = Version(release)
     except InvalidVersion as error:
-        raise RangeError(f"the version {found!r} of {package} is not a PEP 440 version") from error
+        raise RangeError(f"the version {release!r} of {package} is not a PEP 440 version") from error
     return _specifiers(text).contains(version, prereleases=True)
 
 

@@ -60,7 +60,7 @@ def architecture(name: str, model: TinyModel) -> torch.nn.Module:
     import torch
     import transformers
 
-    config_class, own = ARCHITECTURES[name]
+    config_class, arguments = ARCHITECTURES[name]
     sizes = {
         "vocab_size": model.vocab_size,
         "hidden_size": 32,
@@ -72,16 +72,16 @@ def architecture(name: str, model: TinyModel) -> torch.nn.Module:
         "attn_implementation": "eager",
         **{f"{token}_token_id": number for token, number in (("pad", 0), ("bos", 1), ("eos", 1))},
     }
-    config = getattr(transformers, config_class)(**{**sizes, **own})
+    config = getattr(transformers, config_class)(**{**sizes, **arguments})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(sum(map(ord, config_class)))
         # By its class, not from_config, which partitions under ZeRO-3: it is the whole model.
-        found = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).float()
+        language_model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).float()
         with torch.no_grad():
-            for each, parameter in found.named_parameters():
-                if parameter.dim() > 1 or "bias" in each:
+            for parameter_name, parameter in language_model.named_parameters():
+                if parameter.dim() > 1 or "bias" in parameter_name:
                     parameter.normal_(0.0, _SCALE)
-    return found.eval()
+    return language_model.eval()
 
 
 def saved(model: Any) -> str:

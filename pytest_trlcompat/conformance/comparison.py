@@ -113,13 +113,13 @@ class Difference:
     allowed: float
 
     def describe(self) -> str:
-        found = self.found if self.found or not self.expected else "nothing recorded"
-        return f"{self.stage} ({self.where}): {found} instead of {self.expected}"
+        recorded = self.found if self.found or not self.expected else "nothing recorded"
+        return f"{self.stage} ({self.where}): {recorded} instead of {self.expected}"
 
 
 def differing(
     expected: Sequence[Quantity],
-    found: Mapping[tuple[str, str], torch.Tensor],
+    recorded: Mapping[tuple[str, str], torch.Tensor],
     neighbours: Callable[[], Sequence[Sequence[Quantity]]],
     tolerance: float | None = None,
 ) -> list[Difference]:
@@ -128,7 +128,7 @@ def differing(
     One that was not recorded differs too, unless it says why it need not be (:attr:`Quantity.unrecorded`).
 
     Args:
-        found: by stage and place.
+        recorded: by stage and place.
         neighbours: what is expected with weights changed by one unit in the last place, in several ways; computed
             where :data:`FLOOR` is not enough.
         tolerance: of the largest number of a quantity, in place of what neighbours show, which are then not computed.
@@ -140,22 +140,24 @@ def differing(
     near: Sequence[Sequence[Quantity]] = []
     differences: list[Difference] = []
     for number, quantity in enumerate(expected):
-        seen = found.get((quantity.stage, quantity.where))
+        seen = recorded.get((quantity.stage, quantity.where))
         if seen is None:
             if not quantity.unrecorded:
                 differences.append(_not_recorded(quantity))
             continue
-        wanted, values = _aligned(quantity, seen)
-        if wanted.shape != values.shape:
-            shapes = _shape(wanted), _shape(values)
+        expected_values, recorded_values = _aligned(quantity, seen)
+        if expected_values.shape != recorded_values.shape:
+            shapes = _shape(expected_values), _shape(recorded_values)
             differences.append(Difference(quantity.stage, quantity.where, *shapes, math.inf, 0.0))
             continue
-        off = _apart(wanted, values)
-        largest = float(wanted.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if wanted.numel() else 0.0
+        off = _apart(expected_values, recorded_values)
+        largest = float(expected_values.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if expected_values.numel() else 0.0
         allowed = (FLOOR if tolerance is None else tolerance) * max(largest, SMALLEST) + quantity.rounding
         if off > allowed and tolerance is None:
             near = near or neighbours()
-            spread = max((_apart(wanted, _aligned(each[number], seen)[0]) for each in near), default=0.0)
+            spread = max(
+                (_apart(expected_values, _aligned(neighbour[number], seen)[0]) for neighbour in near), default=0.0
+            )
             if not math.isfinite(spread):
                 raise NotFinite(f"{quantity.stage} ({quantity.where}) is not finite, or has another shape")
             allowed += FACTOR * spread
@@ -164,7 +166,9 @@ def differing(
                     f"{quantity.stage} ({quantity.where}) is off by {off:.3g}, and may be by {allowed:.3g}"
                 )
         if not off <= allowed:
-            differences.append(Difference(quantity.stage, quantity.where, *_most_off(wanted, values), off, allowed))
+            differences.append(
+                Difference(quantity.stage, quantity.where, *_most_off(expected_values, recorded_values), off, allowed)
+            )
     return differences
 
 
@@ -201,7 +205,7 @@ class Comparison(NamedTuple):
 
 def compare_with_reference(
     expected: Sequence[Quantity],
-    found: Mapping[tuple[str, str], torch.Tensor],
+    recorded: Mapping[tuple[str, str], torch.Tensor],
     neighbours: Callable[[], Sequence[Sequence[Quantity]]],
     before: Iterable[Difference] = (),
     after: Iterable[Difference] = (),
@@ -219,21 +223,25 @@ def compare_with_reference(
     """
     first = list(before)
     stages = {quantity.stage for quantity in expected}
-    recorded = {stage for stage, _ in found}
+    recorded_stages = {stage for stage, _ in recorded}
     due = dict.fromkeys(quantity.stage for quantity in expected if not quantity.unrecorded)
     # A recording that sees one parameter sees all that are trained: one that is missing is not trained.
-    read = tuple(part for part in _OF_PARAMETERS if any(stage.startswith(part) for stage in recorded))
+    read = tuple(part for part in _OF_PARAMETERS if any(stage.startswith(part) for stage in recorded_stages))
     unseen = [
-        stage for stage in due if stage not in recorded and not (_PUBLISHED.match(stage) or stage.startswith(read))
+        stage
+        for stage in due
+        if stage not in recorded_stages and not (_PUBLISHED.match(stage) or stage.startswith(read))
     ]
-    trained = [key for key in found if key[0].startswith(_OF_PARAMETERS) and key[0] not in stages]
-    last = [Difference(*key, [], found[key].double().flatten()[:_SHOWN].tolist(), math.inf, 0.0) for key in trained]
+    trained = [key for key in recorded if key[0].startswith(_OF_PARAMETERS) and key[0] not in stages]
+    last = [Difference(*key, [], recorded[key].double().flatten()[:_SHOWN].tolist(), math.inf, 0.0) for key in trained]
     last += after
-    differences = [each for each in differing(expected, found, neighbours) if each.stage not in unseen]
+    differences = [
+        difference for difference in differing(expected, recorded, neighbours) if difference.stage not in unseen
+    ]
     known = {(difference.stage, difference.where) for difference in differences}
     last = [difference for difference in last if (difference.stage, difference.where) not in known]
-    compared = sum((quantity.stage, quantity.where) in found for quantity in expected)
-    unheld = {stage for stage in recorded - stages if _PUBLISHED.match(stage) and not _OF_TIME.search(stage)}
+    compared = sum((quantity.stage, quantity.where) in recorded for quantity in expected)
+    unheld = {stage for stage in recorded_stages - stages if _PUBLISHED.match(stage) and not _OF_TIME.search(stage)}
     return Comparison([*first, *differences, *last], compared, unseen, sorted(unheld))
 
 
@@ -282,35 +290,35 @@ def _aligned(quantity: Quantity, seen: torch.Tensor) -> tuple[torch.Tensor, torc
     """Both sides in double precision; of tokens those that count, as wide as the wider one."""
     import torch
 
-    wanted, values = quantity.values.double(), seen.double()
+    expected, recorded = quantity.values.double(), seen.double()
     if quantity.mask is None:
-        return wanted, values
-    width = max(wanted.shape[1], values.shape[1])
-    mask, wanted, values = (
-        torch.nn.functional.pad(each, (0, width - each.shape[1])) for each in (quantity.mask, wanted, values)
+        return expected, recorded
+    width = max(expected.shape[1], recorded.shape[1])
+    mask, expected, recorded = (
+        torch.nn.functional.pad(tensor, (0, width - tensor.shape[1])) for tensor in (quantity.mask, expected, recorded)
     )
-    if values.shape != wanted.shape:
-        return wanted, values
-    return wanted.where(mask, 0.0), values.where(mask, 0.0)
+    if recorded.shape != expected.shape:
+        return expected, recorded
+    return expected.where(mask, 0.0), recorded.where(mask, 0.0)
 
 
 def _shape(values: torch.Tensor) -> list[float]:
     return [*map(float, values.shape)]
 
 
-def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
+def _apart(values: torch.Tensor, others: torch.Tensor) -> float:
     """The largest difference; what is no number, or the same infinity, on both sides does not differ.
 
     The reference has NaN where a metric is by definition a mean of nothing; whoever has no reference looks at both
     sides before (:meth:`pytest_trlcompat.equivalence.recording.Training.shortfall`).
     """
-    both = (one.isnan() & other.isnan()) | (one == other)
-    off = (one - other).where(~both, 0.0).abs().nan_to_num(nan=math.inf, posinf=math.inf)
-    return float(off.max()) if one.numel() else 0.0
+    both = (values.isnan() & others.isnan()) | (values == others)
+    off = (values - others).where(~both, 0.0).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+    return float(off.max()) if values.numel() else 0.0
 
 
-def _most_off(wanted: torch.Tensor, values: torch.Tensor, count: int = _SHOWN) -> tuple[list[float], list[float]]:
+def _most_off(expected: torch.Tensor, recorded: torch.Tensor, count: int = _SHOWN) -> tuple[list[float], list[float]]:
     """The numbers that differ most."""
-    off = (wanted - values).abs().nan_to_num(nan=math.inf).flatten()
+    off = (expected - recorded).abs().nan_to_num(nan=math.inf).flatten()
     places = off.topk(min(count, off.numel())).indices
-    return wanted.flatten()[places].tolist(), values.flatten()[places].tolist()
+    return expected.flatten()[places].tolist(), recorded.flatten()[places].tolist()

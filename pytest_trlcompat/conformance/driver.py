@@ -94,8 +94,8 @@ def _compare_row(
     except StepCountMismatch as error:
         return {**result, "differences": [{"stage": adapter.mismatch_stage, "where": "", "said": str(error)}]}
     except ToleranceUnknown as error:  # in bfloat16, say, of a loss whose terms cancel
-        said = f"rounding changes the first step so much that nothing can be told: {error}"
-        return {"failure": None, "differences": [], "compared": 0, "unknown": [], "lacking": said}
+        reason = f"rounding changes the first step so much that nothing can be told: {error}"
+        return {"failure": None, "differences": [], "compared": 0, "unknown": [], "lacking": reason}
     differences = [vars(difference) for difference in comparison.differences[:_SHOWN]]
     return {**result, **comparison._asdict(), "differences": differences, "shortfall": comparison.shortfall()}
 

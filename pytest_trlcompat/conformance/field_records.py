@@ -109,7 +109,7 @@ class Choice:
         if other not in self.never_with:
             return False
         values = self.never_with[other]
-        return values is None or any(same(value, each) for each in values)
+        return values is None or any(same(value, excluded) for excluded in values)
 
     def settings(self, name: str) -> dict[str, Any]:
         """All that has to be set to try it as the value of ``name``."""
@@ -171,14 +171,14 @@ class Placement:
     where: str
 
 
-def may_stand_together(one: str, choice: Choice, other: str, other_choice: Choice) -> bool:
+def may_stand_together(field: str, choice: Choice, other_field: str, other_choice: Choice) -> bool:
     """Whether one training can try ``choice`` of the field ``one`` and ``other_choice`` of ``other``."""
     return not (
-        any(choice.excludes(name, value) for name, value in other_choice.settings(other).items())
-        or any(other_choice.excludes(name, value) for name, value in choice.settings(one).items())
+        any(choice.excludes(name, value) for name, value in other_choice.settings(other_field).items())
+        or any(other_choice.excludes(name, value) for name, value in choice.settings(field).items())
     )
 
 
-def same(one: Any, other: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """Equal, and not as 1 is equal to True."""
-    return isinstance(one, bool) == isinstance(other, bool) and one == other
+    return isinstance(value, bool) == isinstance(other, bool) and value == other

@@ -29,10 +29,10 @@ def fields(setting: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]
     Args:
         known: the fields that the release's config has.
     """
-    wanted = setting.get("liger")
-    if not wanted:
+    part = setting.get("liger")
+    if not part:
         return {}
-    if wanted == "kernels":
+    if part == "kernels":
         return {"use_liger_kernel": True}
     if "use_liger_loss" in known:  # until 0.27; then one field means both
         return {"use_liger_loss": True}

@@ -63,13 +63,13 @@ def _raised(path: str, lines: tuple[str, ...]) -> tuple[tuple[int, int, str], ..
 
     An ``assert`` without a message tells nothing, and is none of them.
     """
-    found: list[tuple[int, int, str]] = []
+    statements: list[tuple[int, int, str]] = []
     for node in ast.walk(ast.parse("".join(lines))):
         if isinstance(node, ast.Assert) and node.msg is not None:
-            found.append((node.lineno, node.end_lineno or node.lineno, "AssertionError"))
+            statements.append((node.lineno, node.end_lineno or node.lineno, "AssertionError"))
         if isinstance(node, ast.Raise) and node.exc is not None:
-            found.append((node.lineno, node.end_lineno or node.lineno, _class(node.exc)))
-    return tuple(found)
+            statements.append((node.lineno, node.end_lineno or node.lineno, _class(node.exc)))
+    return tuple(statements)
 
 
 def _class(raised: Any) -> str:
@@ -83,30 +83,34 @@ def result_without_numbers(setting: Mapping[str, Any], training: Mapping[str, An
     Args:
         training: of :func:`~pytest_trlcompat.conformance.sequential.training`.
     """
-    said = training.get("text")
+    text = training.get("text")
     if setting.get("refused") == "allowed":
-        return {"refused_with": said} if said else None
+        return {"refused_with": text} if text else None
     if setting.get("refused"):
-        wrong = [each for each in _wrong_refusals(setting, training) if each["expected"] != each["found"]]
-        return {"compared": 1, "differences": wrong[:1], "refused_with": said}
-    return {"failure": said} if said else None
+        wrong = [
+            difference
+            for difference in _wrong_refusals(setting, training)
+            if difference["expected"] != difference["found"]
+        ]
+        return {"compared": 1, "differences": wrong[:1], "refused_with": text}
+    return {"failure": text} if text else None
 
 
 def _wrong_refusals(setting: Mapping[str, Any], training: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """What a refusal must be, and what there was instead: an error that names the argument, if its row says so, is
     raised on purpose, and comes before a training begins, unless only that shows what is wrong."""
-    said, argument = training.get("text"), str(setting.get("refused_naming") or "")
+    text, argument = training.get("text"), str(setting.get("refused_naming") or "")
     latest = {"evaluation": EVALUATION, "training": TRAINING}
     in_time = latest.get(str(setting.get("refused_in")), BEFORE)
     when = str(training.get("phase"))
     requirements: tuple[tuple[str, str, bool], ...] = (
-        ("", "an error", bool(said)),
-        ("[text]", argument, bool(said) and argument in str(said)),
+        ("", "an error", bool(text)),
+        ("[text]", argument, bool(text) and argument in str(text)),
         ("[raised]", "an error that is raised on purpose", bool(training.get("meant"))),
         ("[when]", in_time, when in (BEFORE, in_time)),
     )
     for stage, required, is_right in requirements:
-        seen = {"": "a training", "[when]": f"{when}: {said}"}.get(stage, said)
+        seen = {"": "a training", "[when]": f"{when}: {text}"}.get(stage, text)
         yield {
             "stage": f"refusal{stage}",
             "where": "",

@@ -20,7 +20,7 @@ else:
 
 __all__ = ["OF_ARRAY", "TRAINERS", "Row", "labels", "load"]
 
-TRAINERS = tuple(sorted(each.parent.name for each in Path(__file__).parent.glob("*/rows.toml")))
+TRAINERS = tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/rows.toml")))
 """Trainers that have a conformance suite."""
 _LINE = re.compile(r"(?P<name>\w+) = \{")
 OF_ARRAY = re.compile(r"(pair|ranks)_\d+")
@@ -70,23 +70,23 @@ def load(trainer: str) -> Mapping[str, Row]:
     The same for all releases, see :attr:`Row.is_of_array`.
     """
     raw = tomllib.loads(_text(trainer))
-    found = [
+    rows = [
         Row(name, entry.get("strategy", "single"), {key: value for key, value in entry.items() if key != "strategy"})
         for name, entry in raw.items()
     ]
-    return {row.label: row for row in found}
+    return {row.label: row for row in rows}
 
 
 @lru_cache
 def labels(trainer: str) -> tuple[str, ...]:
     """The labels of :func:`load`, without reading settings, which costs a tenth of a doctor's answer."""
-    found = []
+    row_labels = []
     for line in _text(trainer).splitlines():
         named = _LINE.match(line)
         if named is not None:
             strategy = _STRATEGY.search(line)
-            found.append(f"{strategy['name'] if strategy else 'single'}-{named['name']}")
-    return tuple(found)
+            row_labels.append(f"{strategy['name'] if strategy else 'single'}-{named['name']}")
+    return tuple(row_labels)
 
 
 def _text(trainer: str) -> str:

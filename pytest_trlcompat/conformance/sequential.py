@@ -43,14 +43,14 @@ class RankDesynchronised(RuntimeError):
         found: the results of all trainings until now, that one included.
     """
 
-    def __init__(self, name: str, found: dict[str, dict[str, Any]]) -> None:
-        super().__init__(name, found)
-        self.name, self.found = name, found
+    def __init__(self, name: str, results: dict[str, dict[str, Any]]) -> None:
+        super().__init__(name, results)
+        self.name, self.found = name, results
 
     def __str__(self) -> str:
-        each = self.found[self.name]
-        where = ", ".join(map(str, each[FAILED_ON]))
-        return f"{self.name!r} ended on rank {where} alone: {each.get('failure')}"
+        result = self.found[self.name]
+        where = ", ".join(map(str, result[FAILED_ON]))
+        return f"{self.name!r} ended on rank {where} alone: {result.get('failure')}"
 
 
 @dataclass
@@ -109,15 +109,19 @@ class _Ranks:
         self.store.set(self._key("ended", self.rank), json.dumps(vars(mine)))
         known = self._heard()
         self.awaited = len(known) < self.size
-        self.parted = self.awaited or len({each.place for each in known.values()}) > 1
+        self.parted = self.awaited or len({ending.place for ending in known.values()}) > 1
         if not self.parted:
             return mine
-        every = {rank: each for rank, each in known.items() if each.text is not None}
-        own = {rank: each for rank, each in every.items() if not is_of_ended_peer(str(each.text))} or every
-        self.failed = sorted(own)
+        failures = {rank: ending for rank, ending in known.items() if ending.text is not None}
+        by_themselves = {
+            rank: ending for rank, ending in failures.items() if not is_of_ended_peer(str(ending.text))
+        } or failures
+        self.failed = sorted(by_themselves)
         if self.awaited:
             self.store.set(self._key("left", self.rank), "")
-        return next((own[rank] for rank in self.failed), _Ended("RuntimeError: another rank left this training"))
+        return next(
+            (by_themselves[rank] for rank in self.failed), _Ended("RuntimeError: another rank left this training")
+        )
 
     def _heard(self) -> dict[int, _Ended]:
         """How it ended on each rank: on all, or on those that have said it when the others could have, too."""
@@ -126,7 +130,7 @@ class _Ranks:
             known = {rank: self._read(rank) for rank in range(self.size) if self._has("ended", rank)}
             if len(known) == self.size:
                 return known
-            if any(each.place for each in known.values()):
+            if any(ending.place for ending in known.values()):
                 if deadline is None and all(self._has("begun", rank) for rank in range(self.size)):
                     deadline = time.monotonic() + PATIENCE
                 if deadline is not None and time.monotonic() > deadline:
@@ -167,11 +171,11 @@ def training() -> Iterator[dict[str, Any]]:
 
     Where they ended differently the text is that of the rank that failed, on all of them; :func:`in_turn` then ends.
     """
-    ranks, ended, found = _ranks(), _Ended(), dict[str, Any]()
+    ranks, ended, result = _ranks(), _Ended(), dict[str, Any]()
     if ranks is not None:
         ranks.begin()
     try:
-        yield found
+        yield result
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # torch's CheckpointException is no Exception
@@ -185,7 +189,7 @@ def training() -> Iterator[dict[str, Any]]:
     if ranks is not None:
         ended = ranks.end(ended)
     if ended.text is not None:
-        found |= {"text": ended.text, "meant": ended.meant, "phase": ended.phase}
+        result |= {"text": ended.text, "meant": ended.meant, "phase": ended.phase}
 
 
 def _is_of_a_collective(error: BaseException) -> bool:
@@ -195,7 +199,7 @@ def _is_of_a_collective(error: BaseException) -> bool:
 
 
 def _place(error: BaseException) -> str:
-    lines = (f"{each.f_code.co_filename}:{line}" for each, line in traceback.walk_tb(error.__traceback__))
+    lines = (f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__))
     return " < ".join([type(error).__name__, *lines])
 
 

@@ -94,19 +94,19 @@ def watched_steps(
     from torch.optim.optimizer import register_optimizer_step_pre_hook
     from transformers import TrainerCallback
 
-    kept: dict[str, torch.Tensor] = {}
+    gradients: dict[str, torch.Tensor] = {}
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        kept.clear()
+        gradients.clear()
         for name, parameter in trainer.model.named_parameters() if whole is None else ():
             if parameter.requires_grad:  # of one that no output depends on there is none, which is as if it were 0
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                kept[name] = gradient.detach().float().cpu().clone()
+                gradients[name] = gradient.detach().float().cpu().clone()
 
     class AfterSteps(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             steps.append(
-                StepRecord(micro_batches(), None if whole else dict(kept), (whole or trained_weights)(trainer))
+                StepRecord(micro_batches(), None if whole else dict(gradients), (whole or trained_weights)(trainer))
             )
 
     callback = AfterSteps()
@@ -134,15 +134,15 @@ def own_fields(config: Any) -> Iterator[None]:
     trains without GRPO."""
     from transformers import training_args
 
-    kept = list(getattr(training_args, "_VALID_DICT_FIELDS", []))
-    known = {each.name for each in dataclasses.fields(config)}
-    if kept:
-        training_args._VALID_DICT_FIELDS[:] = [each for each in kept if each in known]
+    names = list(getattr(training_args, "_VALID_DICT_FIELDS", []))
+    known = {field.name for field in dataclasses.fields(config)}
+    if names:
+        training_args._VALID_DICT_FIELDS[:] = [name for name in names if name in known]
     try:
         yield
     finally:
-        if kept:
-            training_args._VALID_DICT_FIELDS[:] = kept
+        if names:
+            training_args._VALID_DICT_FIELDS[:] = names
 
 
 def of_all_ranks(mine: Any) -> list[Any]:

@@ -22,12 +22,12 @@ def gathered(
     parameters: Iterable[torch.nn.Parameter], modifier_rank: int | None = None
 ) -> contextlib.AbstractContextManager[Any]:
     """DeepSpeed's context, in which parameters are whole, where ZeRO-3 has partitioned them. Collective there."""
-    wanted = list(parameters)
-    if any(hasattr(parameter, "ds_id") for parameter in wanted):
+    to_gather = list(parameters)
+    if any(hasattr(parameter, "ds_id") for parameter in to_gather):
         import deepspeed
 
         context: contextlib.AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(
-            wanted, modifier_rank=modifier_rank
+            to_gather, modifier_rank=modifier_rank
         )
         return context
     return contextlib.nullcontext()
@@ -39,11 +39,11 @@ def whole(model: Any) -> dict[str, torch.Tensor]:
     Of those that DeepSpeed trains in bfloat16 its float32 copy, which it steps.
     """
     with _summoned(model):
-        found = {}
+        weights = {}
         for name, parameter in model.named_parameters():
             with gathered([parameter]):  # DeepSpeed before 0.19.3 gathers one dtype at once
-                found[bare_name(name)] = _float32(parameter)
-        return found
+                weights[bare_name(name)] = _float32(parameter)
+        return weights
 
 
 def _float32(parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -90,7 +90,7 @@ def assert_equivalent(
         alone, shortfalls = runs.alone("alone", None)
         if shortfalls:
             raise NothingCompared(f"nothing can be told of {name}: in one process {'; '.join(shortfalls)}")
-        found: dict[str, Divergence] = {}
+        divergences: dict[str, Divergence] = {}
         failures: dict[str, LaunchError] = {}
         for strategy in names:
             try:
@@ -102,11 +102,11 @@ def assert_equivalent(
             if divergence.differences and tolerance is None:
                 divergence = runs.compare(alone, path, runs.changed(), None)
             if divergence.differences:
-                found[strategy] = divergence
-    if found:
-        texts = [_text(name, strategy, world_size, divergence) for strategy, divergence in found.items()]
+                divergences[strategy] = divergence
+    if divergences:
+        texts = [_text(name, strategy, world_size, divergence) for strategy, divergence in divergences.items()]
         texts += [f"{name} under {strategy} failed: {error}" for strategy, error in failures.items()]
-        raise NotEquivalent("\n".join(texts), found, failures)
+        raise NotEquivalent("\n".join(texts), divergences, failures)
     if len(failures) == 1 == len(names):
         raise next(iter(failures.values()))
     if failures:
@@ -169,7 +169,7 @@ def _text(name: str, strategy: str, world_size: int, divergence: Divergence) -> 
         f"difference: {first.describe()}, off by {first.off:.3g} where {first.allowed:.3g} is allowed"
     ]
     if others:
-        stages = list(dict.fromkeys(f"{each.stage} ({each.where})" for each in others))
+        stages = list(dict.fromkeys(f"{difference.stage} ({difference.where})" for difference in others))
         more = f" and {len(stages) - 4} more" if len(stages) > 4 else ""
         lines.append(f"  also: {', '.join(stages[:4])}{more}")
     if divergence.reason:

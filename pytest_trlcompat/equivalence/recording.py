@@ -150,10 +150,10 @@ def _watched(trainings: list[Training], accumulate: int, seed: int | None) -> It
 
     @functools.wraps(build)
     def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(build).bind(trainer, *args, **kwargs).arguments.get("args")
-        if given is not None and not any(given is each for each in seen):
-            seen.append(given)
-            given.gradient_accumulation_steps *= accumulate
+        config = inspect.signature(build).bind(trainer, *args, **kwargs).arguments.get("args")
+        if config is not None and not any(config is known for known in seen):
+            seen.append(config)
+            config.gradient_accumulation_steps *= accumulate
         build(trainer, *args, **kwargs)
         settings = trainer.args
         settings.logging_strategy, settings.logging_steps = transformers.trainer_utils.IntervalStrategy.STEPS, 1

@@ -52,7 +52,7 @@ def name_in(taken: Container[str], name: str) -> str | None:
 
     A name that is taken stays: releases take an old one beside the new one for a while.
     """
-    return next((each for each in (name, *names_of(name)) if each in taken), None)
+    return next((candidate for candidate in (name, *names_of(name)) if candidate in taken), None)
 
 
 def names_taken(target: Callable[..., Any]) -> frozenset[str]:
@@ -66,15 +66,15 @@ def names_taken(target: Callable[..., Any]) -> frozenset[str]:
 def accepted(target: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by the names that a config class or a function takes; those that it does not know are left out."""
     taken = names_taken(target)
-    return {name: value for given, value in arguments.items() if (name := name_in(taken, given)) is not None}
+    return {name: value for argument, value in arguments.items() if (name := name_in(taken, argument)) is not None}
 
 
 def renamed(target: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The same, with those that it does not know as they are: it refuses them, or passes them on."""
     taken = names_taken(target)
-    return {name_in(taken, given) or given: value for given, value in arguments.items()}
+    return {name_in(taken, argument) or argument: value for argument, value in arguments.items()}
 
 
 def value_of(config: object, name: str, default: Any = None) -> Any:
     """What a config or a trainer holds for an argument, whatever its release calls it."""
-    return next((getattr(config, each) for each in names_of(name) if hasattr(config, each)), default)
+    return next((getattr(config, known_name) for known_name in names_of(name) if hasattr(config, known_name)), default)

@@ -80,13 +80,13 @@ class DistillationAdapter(SupervisedAdapter):
         return trainer
 
     def surrounding(
-        self, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, found: Recording
+        self, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, recording: Recording
     ) -> contextlib.AbstractContextManager[None]:
         data = prompts.of_setting(model, setting, seed, config.max_completion_length)
-        return sampled.watched(data, found)
+        return sampled.watched(data, recording)
 
-    def watched(self, trainer_class: type, found: Recording) -> type:
-        return sampled.watched_trainer(trainer_class, found)
+    def watched(self, trainer_class: type, recording: Recording) -> type:
+        return sampled.watched_trainer(trainer_class, recording)
 
     def extra_differences(
         self,

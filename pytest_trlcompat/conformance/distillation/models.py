@@ -42,10 +42,10 @@ def teacher(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) -
     if kind == "other_vocabulary":
         other = dataclasses.replace(other, vocab_size=model.vocab_size + 8)
     chosen = {"name_in_config": "name"}.get(kind, kind)
-    found = objects.policy(other, {"model": chosen}, whole)
+    teacher_model = objects.policy(other, {"model": chosen}, whole)
     if kind == "dropout" and not whole:
-        found = with_dropout(found, None, {"dropout": "attention"}).train()
-    return found
+        teacher_model = with_dropout(teacher_model, None, {"dropout": "attention"}).train()
+    return teacher_model
 
 
 def teacher_of(model: TinyModel) -> TinyModel:
@@ -55,29 +55,29 @@ def teacher_of(model: TinyModel) -> TinyModel:
 
 def untrained(model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, torch.nn.Module]:
     """Student and teacher as a trainer has them before training, adapters included; in evaluation mode."""
-    found, adapter = objects.policy(model, setting, whole=True), adapter_config(setting)
+    student, adapter = objects.policy(model, setting, whole=True), adapter_config(setting)
     if adapter is not None:
         from peft import get_peft_model
 
-        found = get_peft_model(found, adapter)
-        objects.fill_adapter(found)
+        student = get_peft_model(student, adapter)
+        objects.fill_adapter(student)
     taught = teacher(model, setting, whole=True)
     if setting.get("teacher_model_init_kwargs", {}).get("dtype"):
         import torch
 
         taught = taught.to(getattr(torch, setting["teacher_model_init_kwargs"]["dtype"]))
-    return found.eval(), taught.eval()
+    return student.eval(), taught.eval()
 
 
 def adapter_config(setting: Mapping[str, Any]) -> Any:
     """What is passed as ``peft_config``, or ``None``."""
-    wanted = setting.get("adapter")
-    if wanted not in ("head", "prompt"):
+    kind = setting.get("adapter")
+    if kind not in ("head", "prompt"):
         return objects.adapter_config(setting)
     import peft
 
-    if wanted == "prompt":
+    if kind == "prompt":
         return peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    found = objects.adapter_config({"adapter": "peft_config"})
-    found.target_modules = {"q_proj", "lm_head"}
-    return found
+    config = objects.adapter_config({"adapter": "peft_config"})
+    config.target_modules = {"q_proj", "lm_head"}
+    return config

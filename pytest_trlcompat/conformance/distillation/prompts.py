@@ -50,17 +50,17 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     """The processing class, by the axis ``tokenizer``."""
     from tokenizers.processors import TemplateProcessing
 
-    found, wanted = objects.tokenizer(model, setting), setting.get("tokenizer")
-    if wanted == "eos_padding":
-        found.pad_token = found.eos_token
-    elif wanted == "right_padding":
-        found.padding_side = "right"
-    elif wanted == "bos":
-        added = [("<unk>", found.convert_tokens_to_ids("<unk>"))]
-        found.backend_tokenizer.post_processor = TemplateProcessing(single="<unk> $A", special_tokens=added)
-    elif wanted == "thinking_template":
-        found.chat_template = copy.copy(found.chat_template) + _THINKING
-    return found
+    processing_class, kind = objects.tokenizer(model, setting), setting.get("tokenizer")
+    if kind == "eos_padding":
+        processing_class.pad_token = processing_class.eos_token
+    elif kind == "right_padding":
+        processing_class.padding_side = "right"
+    elif kind == "bos":
+        added = [("<unk>", processing_class.convert_tokens_to_ids("<unk>"))]
+        processing_class.backend_tokenizer.post_processor = TemplateProcessing(single="<unk> $A", special_tokens=added)
+    elif kind == "thinking_template":
+        processing_class.chat_template = copy.copy(processing_class.chat_template) + _THINKING
+    return processing_class
 
 
 def dataset(data: Data, setting: Mapping[str, Any], part: str) -> Any:
@@ -68,8 +68,8 @@ def dataset(data: Data, setting: Mapping[str, Any], part: str) -> Any:
     kind = setting.get("data")
     if kind == "none" and part == "training":
         return None
-    found: Any = data.dataset(_count(setting, part), part)
-    return found.to_iterable_dataset() if kind == "iterable" else found
+    rows: Any = data.dataset(_count(setting, part), part)
+    return rows.to_iterable_dataset() if kind == "iterable" else rows
 
 
 def expected_rows(
@@ -80,7 +80,7 @@ def expected_rows(
     A text has the special tokens that its tokenizer adds; a conversation those of the chat template alone, and one that
     ends with an assistant's message is continued.
     """
-    words, found = tokenizer(model, setting), []
+    words, rows = tokenizer(model, setting), []
     how = {"continue_final_message": True} if data.assistant_last else {"add_generation_prompt": True}
     for prompt in data.prompts(_count(setting, part), part):
         if data.conversational:
@@ -92,8 +92,8 @@ def expected_rows(
             asked = words(prompt)["input_ids"]
         answer = data.completion(asked, 0, 0)
         ids, mask = [*asked, *answer], [0] * len(asked) + [1] * len(answer)
-        found.append({"ids": tuple(map(float, ids)), "mask": tuple(map(float, mask))})
-    return found
+        rows.append({"ids": tuple(map(float, ids)), "mask": tuple(map(float, mask))})
+    return rows
 
 
 def _count(setting: Mapping[str, Any], part: str) -> int:

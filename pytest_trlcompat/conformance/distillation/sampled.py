@@ -27,46 +27,48 @@ _SAMPLED, _SAMPLERS = "sampled", "samplers"
 
 
 @contextlib.contextmanager
-def watched(data: PromptData, found: Recording) -> Iterator[None]:
+def watched(data: PromptData, recording: Recording) -> Iterator[None]:
     """Put the fixed completions in place of what the student draws; keep how, and tables of completions."""
     from transformers.generation import GenerationMixin
 
-    kept = found.beside[_SAMPLED] = Sampled({})
+    sampling = recording.beside[_SAMPLED] = Sampled({})
     samplers: list[Any] = []
-    with fixed_completions(data, kept, 1), watched_tables(kept, METHOD):
+    with fixed_completions(data, sampling, 1), watched_tables(sampling, METHOD):
         fixed = GenerationMixin.generate
 
         def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
             samplers.append(self)
             return fixed(self, *args, **kwargs)
 
-        found.beside[_SAMPLERS] = samplers
+        recording.beside[_SAMPLERS] = samplers
         GenerationMixin.generate = generate
         try:
             yield
         finally:
             GenerationMixin.generate = fixed
-            del found.beside[_SAMPLERS]  # models, which no rank sends to another
+            del recording.beside[_SAMPLERS]  # models, which no rank sends to another
 
 
-def watched_trainer(trainer_class: type, found: Recording) -> type:
+def watched_trainer(trainer_class: type, recording: Recording) -> type:
     """The trainer, which says what it samples for, and from which model."""
 
     class Watched(trainer_class):
         def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-            found.beside[_SAMPLED].in_evaluation = True
+            recording.beside[_SAMPLED].in_evaluation = True
             try:
                 return super().evaluate(*args, **kwargs)
             finally:
-                found.beside[_SAMPLED].in_evaluation = False
+                recording.beside[_SAMPLED].in_evaluation = False
 
         def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-            own = {id(each) for each in self.model.modules()}
-            samplers = found.beside[_SAMPLERS]
-            found.beside["others"] = found.beside.get("others", 0) + sum(id(each) not in own for each in samplers)
+            student_modules = {id(module) for module in self.model.modules()}
+            samplers = recording.beside[_SAMPLERS]
+            recording.beside["others"] = recording.beside.get("others", 0) + sum(
+                id(sampler) not in student_modules for sampler in samplers
+            )
             samplers.clear()
             if self.teacher_model is not None:
-                found.beside["teacher"] = str(next(self.teacher_model.parameters()).dtype)
+                recording.beside["teacher"] = str(next(self.teacher_model.parameters()).dtype)
             return super().compute_loss(model, *args, **kwargs)
 
     Watched.__name__ = trainer_class.__name__
@@ -75,19 +77,19 @@ def watched_trainer(trainer_class: type, found: Recording) -> type:
 
 def rows_of(inputs: Mapping[str, Any]) -> list[Row]:
     """Each prompt with its completion, without padding, and which tokens the student sampled."""
-    found: list[Row] = []
+    rows: list[Row] = []
     ids, real = inputs["completion_ids"], inputs["completion_mask"]
     counted = real * inputs["tool_mask"] if inputs.get("tool_mask") is not None else real
     asked = inputs["prompt_ids"].tolist(), inputs["prompt_mask"].tolist()
     for prompt, is_prompt, answer, is_answer, counts in zip(
         *asked, ids.tolist(), real.tolist(), counted.tolist(), strict=True
     ):
-        own = [token for token, kept in zip(prompt, is_prompt, strict=True) if kept]
-        places = [place for place, kept in enumerate(is_answer) if kept]
+        prompt_ids = [token for token, is_real in zip(prompt, is_prompt, strict=True) if is_real]
+        places = [place for place, is_real in enumerate(is_answer) if is_real]
         sampled = [float(counts[place]) for place in places]
-        row = [*own, *(answer[place] for place in places)]
-        found.append({"ids": tuple(map(float, row)), "mask": (*[0.0] * len(own), *sampled)})
-    return found
+        row = [*prompt_ids, *(answer[place] for place in places)]
+        rows.append({"ids": tuple(map(float, row)), "mask": (*[0.0] * len(prompt_ids), *sampled)})
+    return rows
 
 
 def differences(
@@ -104,34 +106,39 @@ def differences(
     main = recordings[0]
     accumulated = int(main.arguments["gradient_accumulation_steps"])
     size = int(main.arguments["per_device_train_batch_size"]) * accumulated
-    for rank, one in enumerate(recordings):
-        kept = one.beside[_SAMPLED]
-        training = [each for each in kept.generated if not each.evaluation]
-        for number, call in enumerate(kept.generated):
+    for rank, recording in enumerate(recordings):
+        sampling = recording.beside[_SAMPLED]
+        training = [call for call in sampling.generated if not call.evaluation]
+        for number, call in enumerate(sampling.generated):
             place = f"rank {rank}, call {number}"
             yield from drawn(call.arguments, main.arguments, ends, place)
         # "Prompts across gradient accumulation steps are batched into a single call."
-        sizes = [len(each.prompts) for each in training]
-        calls = [size] * -(-len(one.training) // accumulated)
-        if not one.after_resuming and sizes != calls:
+        sizes = [len(call.prompts) for call in training]
+        calls = [size] * -(-len(recording.training) // accumulated)
+        if not recording.after_resuming and sizes != calls:
             yield Difference("generation[prompts]", f"rank {rank}", calls, sizes, math.inf, 0.0)
-        if others := one.beside.get("others"):
+        if others := recording.beside.get("others"):
             yield Difference("generation[model]", f"rank {rank}", [0], [others], math.inf, 0.0)
-        if one.beside.get("teacher", dtype) != dtype:
-            yield Difference("teacher[dtype]", f"rank {rank}", [dtype], [one.beside["teacher"]], math.inf, 0.0)
+        if recording.beside.get("teacher", dtype) != dtype:
+            yield Difference("teacher[dtype]", f"rank {rank}", [dtype], [recording.beside["teacher"]], math.inf, 0.0)
     yield from _order(recordings, rows)
     yield from _tables(main, rows, words)
 
 
 def _order(recordings: Sequence[Recording], rows: Sequence[Row]) -> Iterator[Difference]:
     """``shuffle_dataset``: of the first pass, whether prompts are drawn as the dataset has them."""
-    calls = [[each.prompts for each in one.beside[_SAMPLED].generated if not each.evaluation] for one in recordings]
-    found = [prompt for together in zip(*calls, strict=False) for own in together for prompt in own][: len(rows)]
-    asked = [[int(each) for each in row["ids"][: row["mask"].index(1.0)]] for row in rows[: len(found)]]
+    calls = [
+        [call.prompts for call in recording.beside[_SAMPLED].generated if not call.evaluation]
+        for recording in recordings
+    ]
+    sampled_prompts = [
+        prompt for together in zip(*calls, strict=False) for rank_prompts in together for prompt in rank_prompts
+    ][: len(rows)]
+    asked = [[int(token) for token in row["ids"][: row["mask"].index(1.0)]] for row in rows[: len(sampled_prompts)]]
     shuffled = bool(recordings[0].arguments["shuffle_dataset"])
-    if (found != asked) is not shuffled:
-        wanted = "shuffled" if shuffled else "as the dataset has them"
-        yield Difference("data[order]", "prompts", [wanted], [str(found[:2])], math.inf, 0.0)
+    if (sampled_prompts != asked) is not shuffled:
+        expected_order = "shuffled" if shuffled else "as the dataset has them"
+        yield Difference("data[order]", "prompts", [expected_order], [str(sampled_prompts[:2])], math.inf, 0.0)
 
 
 def _tables(main: Recording, rows: Sequence[Row], words: Any) -> Iterator[Difference]:
@@ -142,12 +149,12 @@ def _tables(main: Recording, rows: Sequence[Row], words: Any) -> Iterator[Differ
     known = set()
     for row in rows:
         first = row["mask"].index(1.0)
-        ids = [int(each) for each in row["ids"]]
+        ids = [int(token) for token in row["ids"]]
         known.add(tuple(words.decode(part, skip_special_tokens=True) for part in (ids[:first], ids[first:])))
-    found = [each for number, each in enumerate(tables) if not number or each != tables[number - 1]]
-    if len(found) != len(main.logs):
-        yield Difference("table", "number of tables", [len(main.logs)], [len(found)], math.inf, 0.0)
-    for shown, answers, _ in found:
+    distinct = [table for number, table in enumerate(tables) if not number or table != tables[number - 1]]
+    if len(distinct) != len(main.logs):
+        yield Difference("table", "number of tables", [len(main.logs)], [len(distinct)], math.inf, 0.0)
+    for shown, answers, _ in distinct:
         pairs = [*zip(shown, answers, strict=False)]
         wrong = [pair for pair in pairs if pair not in known]
         if wrong or not pairs or len(shown) != len(answers):

@@ -54,7 +54,7 @@ class DPOAdapter(PreferenceAdapter):
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
         ("liger", "loss"): liger.DPO_LOSS,
         ("data", "tools"): "trl>=0.29",
-        **{("images", each): "trl>=0.29" for each in images.AXIS if each},
+        **{("images", kind): "trl>=0.29" for kind in images.AXIS if kind},
         # SFT reads the column from 0.19 on, and the functions that apply chat templates document it from 0.24 on.
         ("data", "template_kwargs"): "trl>=0.19",
         ("data", "stored"): "trl>=0.12",
@@ -81,7 +81,7 @@ class DPOAdapter(PreferenceAdapter):
     def is_known(self, trl: Any, name: str, value: Any) -> bool:
         if name == "loss_type" and isinstance(value, list):
             known = super().is_known(trl, "loss_weights", "")
-            return known and all(super(DPOAdapter, self).is_known(trl, name, each) for each in value)
+            return known and all(super(DPOAdapter, self).is_known(trl, name, loss_type) for loss_type in value)
         return super().is_known(trl, name, value)
 
     def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
@@ -107,23 +107,26 @@ class DPOAdapter(PreferenceAdapter):
         for name in ("chosen", "rejected"):
             for key in (f"ref_{name}_logps", f"reference_{name}_logps"):
                 if key in inputs:
-                    read.values[f"logps[reference_{name}]"] = [float(each) for each in inputs[key]]
+                    read.values[f"logps[reference_{name}]"] = [float(logprob) for logprob in inputs[key]]
         if inputs.get("pixel_values") is not None:
-            own = images.of_rows(inputs, inputs["input_ids"].tolist())
+            row_inputs = images.of_rows(inputs, inputs["input_ids"].tolist())
             for place, row in enumerate(read.rows):
-                both = {"chosen": own[place], "rejected": own[place + len(read.rows)]}
-                typed = {name: images.typed(each, [*map(int, row[name])]) for name, each in both.items()}
-                read.rows[place] = {**row, **{f"{name}_inputs": each for name, each in typed.items() if each}}
+                both = {"chosen": row_inputs[place], "rejected": row_inputs[place + len(read.rows)]}
+                typed = {name: images.typed(pictures, [*map(int, row[name])]) for name, pictures in both.items()}
+                read.rows[place] = {
+                    **row,
+                    **{f"{name}_inputs": pictures for name, pictures in typed.items() if pictures},
+                }
             read.problems += images.problems(inputs)
         return read
 
     def compared(self, row: Row) -> Row:
         """Of images a number for each."""
-        pictures = {name: each for name, each in row.items() if name.endswith("_inputs")}
+        pictures = {name: values for name, values in row.items() if name.endswith("_inputs")}
         if not pictures:
             return row
-        digests = {name.replace("_inputs", "_images"): images.digests(each) for name, each in pictures.items()}
-        return {**{name: each for name, each in row.items() if name not in pictures}, **digests}
+        digests = {name.replace("_inputs", "_images"): images.digests(values) for name, values in pictures.items()}
+        return {**{name: values for name, values in row.items() if name not in pictures}, **digests}
 
     def expected_rows(
         self, model: TinyModel, setting: Mapping[str, Any], arguments: Mapping[str, Any], seed: int, part: str
@@ -136,12 +139,12 @@ class DPOAdapter(PreferenceAdapter):
         limits = {name: arguments[name] for name in names if name in arguments}
         if setting.get("images"):
             return [*pairs.with_images(model, setting, seed, part, limits)]
-        found = [
+        rows = [
             reference.preference_row(*pairs.sequences(words, row, undecided), **limits)
             for row in pairs.pairs(model, setting, seed, part)
         ]
         # A pair of which no token of an answer is left teaches nothing, and would only be counted.
-        return [row for row in found if any(row["chosen_mask"]) or any(row["rejected_mask"])]
+        return [row for row in rows if any(row["chosen_mask"]) or any(row["rejected_mask"])]
 
     def settings(
         self,
@@ -173,7 +176,7 @@ class DPOAdapter(PreferenceAdapter):
         assert isinstance(settings, reference.PreferenceSettings)
         return reference.PreferenceObjective(models[1], settings)
 
-    def watched(self, trainer_class: type, found: Recording) -> type:
+    def watched(self, trainer_class: type, recording: Recording) -> type:
         """Sequences are cut after the collator in many releases, and until 0.28 put together then, in the method that
         scores them, which says log-probabilities, too: of the policy first."""
 
@@ -181,7 +184,7 @@ class DPOAdapter(PreferenceAdapter):
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **kwargs)
                 kind = getattr(self.args, "f_divergence_type", "")
-                found.arguments["f_divergence_type"] = str(getattr(kind, "value", kind)) or "reverse_kl"
+                recording.arguments["f_divergence_type"] = str(getattr(kind, "value", kind)) or "reverse_kl"
 
         score: Any = getattr(trainer_class, "concatenated_forward", None)
         compute: Any = getattr(trainer_class, "_compute_loss", None)
@@ -189,14 +192,14 @@ class DPOAdapter(PreferenceAdapter):
         def concatenated_forward(self: Any, model: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
             with _inputs_of(model) as seen:
                 scores = score(self, model, batch, *args, **kwargs)
-            if found.micro_batches:
-                _keep(found.micro_batches[-1], scores, seen)
+            if recording.micro_batches:
+                _keep(recording.micro_batches[-1], scores, seen)
             return scores
 
         def _compute_loss(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
             with _inputs_of(model) as seen:
                 loss = compute(self, model, *args, **kwargs)
-            _cut_rows(found.micro_batches[-1], seen)
+            _cut_rows(recording.micro_batches[-1], seen)
             return loss
 
         if score is not None:
@@ -220,27 +223,27 @@ def _of_halves(inputs: Mapping[str, Any]) -> list[Row]:
 
 def _of_labels(inputs: Mapping[str, Any]) -> list[Row]:
     """Until 0.11: each completion with its prompt, and labels."""
-    found = []
+    rows = []
     for place in range(len(inputs["chosen_input_ids"])):
         both: list[Sequence[float]] = []
         for name in ("chosen", "rejected"):
-            both += [inputs[f"{name}_{each}"][place].tolist() for each in ("input_ids", "attention_mask")]
-            both.append([int(each != -100) for each in inputs[f"{name}_labels"][place].tolist()])
-        found.append(_pair(*both))
-    return found
+            both += [inputs[f"{name}_{column}"][place].tolist() for column in ("input_ids", "attention_mask")]
+            both.append([int(label != -100) for label in inputs[f"{name}_labels"][place].tolist()])
+        rows.append(_pair(*both))
+    return rows
 
 
 def _of_parts(inputs: Mapping[str, Any]) -> list[Row]:
     """From 0.12 to 0.28: prompts and completions by themselves; what is cut from both together is cut later."""
-    found = []
+    rows = []
     for place in range(len(inputs["prompt_input_ids"])):
         both: list[Sequence[float]] = []
         prompt = _real(inputs["prompt_input_ids"][place], inputs["prompt_attention_mask"][place])
         for name in ("chosen", "rejected"):
             answer = _real(inputs[f"{name}_input_ids"][place], inputs[f"{name}_attention_mask"][place])
             both += [prompt + answer, [1] * (len(prompt) + len(answer)), [0] * len(prompt) + [1] * len(answer)]
-        found.append(_pair(*both))
-    return found
+        rows.append(_pair(*both))
+    return rows
 
 
 def _real(ids: torch.Tensor, mask: torch.Tensor) -> list[int]:
@@ -249,26 +252,26 @@ def _real(ids: torch.Tensor, mask: torch.Tensor) -> list[int]:
 
 def _pair(*both: Sequence[float]) -> Row:
     """Ids, attention mask and which are the completion's, of the chosen, then of the rejected one, without padding."""
-    found: dict[str, tuple[float, ...]] = {}
+    row: dict[str, tuple[float, ...]] = {}
     for name, (ids, real, counts) in (("chosen", both[:3]), ("rejected", both[3:])):
-        kept = [place for place, each in enumerate(real) if each]
-        found[name] = tuple(float(ids[place]) for place in kept)
-        found[f"{name}_mask"] = tuple(float(counts[place]) for place in kept)
-    return found
+        places = [place for place, is_real in enumerate(real) if is_real]
+        row[name] = tuple(float(ids[place]) for place in places)
+        row[f"{name}_mask"] = tuple(float(counts[place]) for place in places)
+    return row
 
 
 @contextlib.contextmanager
 def _inputs_of(model: Any) -> Iterator[list[list[list[int]]]]:
     """Token ids without padding of each row that the model is given."""
-    found: list[list[list[int]]] = []
+    calls: list[list[list[int]]] = []
 
     def keep(module: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         ids = args[0] if args else kwargs["input_ids"]
-        found.append([_real(*each) for each in zip(ids, kwargs["attention_mask"], strict=True)])
+        calls.append([_real(*row) for row in zip(ids, kwargs["attention_mask"], strict=True)])
 
     handle = model.register_forward_pre_hook(keep, with_kwargs=True)
     try:
-        yield found
+        yield calls
     finally:
         handle.remove()
 
@@ -299,5 +302,7 @@ def cut(row: Row, name: str, ids: Sequence[int]) -> dict[str, tuple[float, ...]]
     whole, mask = row[name], row[f"{name}_mask"]
     seen = tuple(map(float, ids))
     starts = range(len(whole) - len(seen) + 1)
-    start = next((each for each in starts if whole[each : each + len(seen)] == seen), max(0, len(whole) - len(seen)))
+    start = next(
+        (place for place in starts if whole[place : place + len(seen)] == seen), max(0, len(whole) - len(seen))
+    )
     return {name: seen, f"{name}_mask": mask[start : start + len(seen)]}

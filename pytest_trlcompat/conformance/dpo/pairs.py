@@ -56,32 +56,34 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
 
     if setting.get("images"):
         model = images.vision_model(model)
-    found = copy.deepcopy(model.tokenizer)
-    wanted = setting.get("tokenizer")
-    if wanted == "no_padding":
-        found.pad_token = None
-    elif wanted == "eos_padding":
-        found.pad_token = found.eos_token
-    elif wanted == "other_zero":
-        found.pad_token = _OTHER
-    elif wanted == "bos":
-        found.bos_token = _OTHER
-        added = [(_OTHER, found.convert_tokens_to_ids(_OTHER))]
-        found.backend_tokenizer.post_processor = TemplateProcessing(single=f"{_OTHER} $A", special_tokens=added)
+    processing_class = copy.deepcopy(model.tokenizer)
+    kind = setting.get("tokenizer")
+    if kind == "no_padding":
+        processing_class.pad_token = None
+    elif kind == "eos_padding":
+        processing_class.pad_token = processing_class.eos_token
+    elif kind == "other_zero":
+        processing_class.pad_token = _OTHER
+    elif kind == "bos":
+        processing_class.bos_token = _OTHER
+        added = [(_OTHER, processing_class.convert_tokens_to_ids(_OTHER))]
+        processing_class.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{_OTHER} $A", special_tokens=added
+        )
     implied = {"tools": "tools", "template_kwargs": "switch"}
     template = setting.get("template") or implied.get(str(setting.get("data")), "")
     if template:
-        found.chat_template = _TEMPLATES[template]
+        processing_class.chat_template = _TEMPLATES[template]
         if template in ("generation", "thought"):  # an answer that is there has the same token before it
             answer = "{% if message['role'] == 'assistant' %}{{ 'w59 ' }}{% endif %}"
-            found.chat_template = found.chat_template.replace(
+            processing_class.chat_template = processing_class.chat_template.replace(
                 "{% for message in messages %}", "{% for message in messages %}" + answer
             )
     if not setting.get("images"):
-        return found
+        return processing_class
     if template:
-        found.chat_template = found.chat_template.replace("message['content']", images.CONTENT)
-    return images.processor(model, setting, found)
+        processing_class.chat_template = processing_class.chat_template.replace("message['content']", images.CONTENT)
+    return images.processor(model, setting, processing_class)
 
 
 def pairs(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> list[dict[str, Any]]:
@@ -89,14 +91,14 @@ def pairs(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) ->
     counts = {"training": "pairs", "evaluation": "pairs_of_evaluation"}
     defaults = {"training": 16, "evaluation": 8}
     chosen = random.Random(f"{seed} {part}")
-    found = []
+    rows = []
     for _ in range(int(setting.get(counts[part], defaults[part]))):
 
         def text(least: int, most: int) -> str:
             return " ".join(f"w{chosen.randrange(model.words - 8)}" for _ in range(chosen.randint(least, most)))
 
-        found.append(_row(setting, text))
-    return found
+        rows.append(_row(setting, text))
+    return rows
 
 
 def _row(setting: Mapping[str, Any], text: Any) -> dict[str, Any]:
@@ -108,12 +110,12 @@ def _row(setting: Mapping[str, Any], text: Any) -> dict[str, Any]:
         asked = [{"role": "user", "content": prompt}]
         for _ in range(_ROUNDS.get(kind, 1) - 1):
             asked += [{"role": "assistant", "content": text(2, 3)}, {"role": "user", "content": text(2, 3)}]
-        answers = [[{"role": "assistant", "content": each}] for each in (better, worse)]
+        answers = [[{"role": "assistant", "content": answer}] for answer in (better, worse)]
         if kind == "conversational_implicit":
             return {"chosen": asked + answers[0], "rejected": asked + answers[1]}
         row: dict[str, Any] = {"prompt": asked, "chosen": answers[0], "rejected": answers[1]}
         if setting.get("images") == "placeholders":
-            return {name: images.structured(each) for name, each in row.items()}
+            return {name: images.structured(messages) for name, messages in row.items()}
         return {**row, **_OF_TEMPLATE.get(kind, {})}
     if kind == "implicit":
         return {"chosen": f"{prompt} {better}", "rejected": f"{prompt} {_OTHER} {worse}"}
@@ -128,8 +130,8 @@ def _row(setting: Mapping[str, Any], text: Any) -> dict[str, Any]:
 
 def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
     """The rows as a dataset."""
-    found = as_dataset(pairs(model, setting, seed, part), setting)
-    return images.added(found, setting, seed, part) if setting.get("images") else found
+    rows = as_dataset(pairs(model, setting, seed, part), setting)
+    return images.added(rows, setting, seed, part) if setting.get("images") else rows
 
 
 def with_images(
@@ -142,25 +144,25 @@ def with_images(
     """
     from pytest_trlcompat import reference
 
-    words, found = tokenizer(model, setting), []
+    words, rows = tokenizer(model, setting), []
     for number, row in enumerate(pairs(model, setting, seed, part)):
         pictures = images.images_of(setting, seed, part, number)
         asked, inputs = images.processed(words, row["prompt"], pictures, add_generation_prompt=True)
         wholes = [images.processed(words, [*row["prompt"], *row[name]], pictures)[0] for name in ("chosen", "rejected")]
-        made: dict[str, Any] = reference.preference_row(*_apart(asked, wholes), **limits)
+        expected: dict[str, Any] = reference.preference_row(*_apart(asked, wholes), **limits)
         digests = images.digests(inputs)
-        found.append({**made, "chosen_images": digests, "rejected_images": digests} if digests else made)
-    return found
+        rows.append({**expected, "chosen_images": digests, "rejected_images": digests} if digests else expected)
+    return rows
 
 
 def as_dataset(rows: list[dict[str, Any]], setting: Mapping[str, Any]) -> Any:
     """A dataset in memory, ``iterable``, or ``stored`` in a folder, from which it was loaded."""
     from datasets import Dataset, load_from_disk
 
-    found: Any = Dataset.from_list(rows)
+    in_memory: Any = Dataset.from_list(rows)
     if setting.get("data") == "stored":
-        return load_from_disk(_stored(found))
-    return found.to_iterable_dataset() if setting.get("data") == "iterable" else found
+        return load_from_disk(_stored(in_memory))
+    return in_memory.to_iterable_dataset() if setting.get("data") == "iterable" else in_memory
 
 
 def _stored(rows: Any) -> str:
@@ -183,8 +185,8 @@ def parts(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     if "prompt" in row:
         return row["prompt"], row["chosen"], row["rejected"]
     split: Any = reference.common_prompt if isinstance(row["chosen"], str) else reference.shared_messages
-    found: tuple[Any, Any, Any] = split(row["chosen"], row["rejected"])
-    return found
+    prompt_and_completions: tuple[Any, Any, Any] = split(row["chosen"], row["rejected"])
+    return prompt_and_completions
 
 
 def sequences(words: Any, row: Mapping[str, Any], undecided: reference.PreferenceUndecided) -> tuple[list[int], ...]:
@@ -201,10 +203,10 @@ def sequences(words: Any, row: Mapping[str, Any], undecided: reference.Preferenc
     prompt, *completions = parts(row)
     if isinstance(prompt, str):
         asked = words(prompt, add_special_tokens=undecided.text_start)["input_ids"]
-        answers = [words(each, add_special_tokens=False)["input_ids"] for each in completions]
+        answers = [words(completion, add_special_tokens=False)["input_ids"] for completion in completions]
         end = [words.eos_token_id]
         always = undecided.text_end == "always"
-        return asked, *([*each, *end] if always or each[-1:] != end else each for each in answers)
+        return asked, *([*answer, *end] if always or answer[-1:] != end else answer for answer in answers)
     return conversation(words, prompt, completions, row)
 
 
@@ -217,20 +219,20 @@ def conversation(words: Any, prompt: Any, completions: Sequence[Any], row: Mappi
     Args:
         row: whose other columns may be arguments of the template.
     """
-    given = {"tools": row["tools"]} if row.get("tools") else {}
-    given |= row.get("chat_template_kwargs") or {}
+    template_arguments = {"tools": row["tools"]} if row.get("tools") else {}
+    template_arguments |= row.get("chat_template_kwargs") or {}
 
     def rendered(messages: Sequence[Any], **how: Any) -> list[int]:
-        text = words.apply_chat_template(messages, tokenize=False, **how, **given)
-        found: list[int] = words(text, add_special_tokens=False)["input_ids"]
-        return found
+        text = words.apply_chat_template(messages, tokenize=False, **how, **template_arguments)
+        ids: list[int] = words(text, add_special_tokens=False)["input_ids"]
+        return ids
 
     asked = rendered(prompt, add_generation_prompt=True)
-    return _apart(asked, [rendered([*prompt, *each]) for each in completions])
+    return _apart(asked, [rendered([*prompt, *completion]) for completion in completions])
 
 
 def _apart(asked: Sequence[int], wholes: Sequence[Sequence[int]]) -> tuple[list[int], ...]:
     """What all begin with, and what is left of each whole."""
     shared = itertools.takewhile(lambda tokens: len({*tokens}) == 1, zip(asked, *wholes, strict=False))
     prompt = [tokens[0] for tokens in shared]
-    return prompt, *(list(each[len(prompt) :]) for each in wholes)
+    return prompt, *(list(whole[len(prompt) :]) for whole in wholes)

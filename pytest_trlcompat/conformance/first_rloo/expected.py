@@ -53,11 +53,11 @@ def computed(
 
     settings = settings_of(recordings, conventions, reference.FirstRLOOSettings, reference.FirstRLOOUndecided)
     batches = episodes(recordings)
-    for number, each in enumerate(batches):
-        _check_groups(number, each, settings)
+    for number, batch in enumerate(batches):
+        _check_groups(number, batch, settings)
     function = models.reward_function
     if function is not None:
-        batches = [_scored(each, function, settings.stop_token_id) for each in batches]
+        batches = [_scored(batch, function, settings.stop_token_id) for batch in batches]
     return reference.first_rloo_train(
         models.policy.eval(),
         batches,
@@ -72,11 +72,11 @@ def _check_groups(number: int, batch: reference.Episodes, settings: reference.Fi
     """Whether each rank has first one response to every prompt, then another one to every prompt, and so on."""
     size = len(batch.queries) // settings.world_size
     for start in range(0, len(batch.queries), size):
-        own = [list(query) for query in batch.queries[start : start + size]]
-        prompts = own[: size // settings.rloo_k]
-        if own != prompts * settings.rloo_k:
+        queries = [list(query) for query in batch.queries[start : start + size]]
+        prompts = queries[: size // settings.rloo_k]
+        if queries != prompts * settings.rloo_k:
             raise StepCountMismatch(
-                f"batch {number}: its queries are not {settings.rloo_k} times the same prompts: {own}"
+                f"batch {number}: its queries are not {settings.rloo_k} times the same prompts: {queries}"
             )
 
 
@@ -84,8 +84,8 @@ def _scored(
     batch: reference.Episodes, function: Callable[[Sequence[int]], float], stop_token_id: int | None
 ) -> reference.Episodes:
     """With the scores of responses that end with their first stop token."""
-    kept = [_until(response, stop_token_id) for response in batch.responses]
-    pairs = zip(batch.queries, kept, strict=True)
+    responses = [_until(response, stop_token_id) for response in batch.responses]
+    pairs = zip(batch.queries, responses, strict=True)
     return replace(batch, scores=[function([*query, *response]) for query, response in pairs])
 
 

@@ -64,7 +64,7 @@ def build_trainer(subject: str, model: TinyModel, arguments: Mapping[str, Any], 
         settings: of its configuration; those that the release does not know are left out.
     """
     models = ppo.load_models(model)  # before the configuration
-    given = {
+    trainer_arguments = {
         "config": ppo.config(config_class(), **settings),
         "processing_class": model.tokenizer,
         "policy": models.model,
@@ -74,4 +74,4 @@ def build_trainer(subject: str, model: TinyModel, arguments: Mapping[str, Any], 
         **arguments,
     }
     chosen = trainer_class(subject)
-    return chosen(**renamed(trainer_class("upstream"), given))
+    return chosen(**renamed(trainer_class("upstream"), trainer_arguments))

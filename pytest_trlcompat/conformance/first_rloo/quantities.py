@@ -43,13 +43,13 @@ def expected_quantities(
 
     yield Quantity("data[rows of a batch]", "training", torch.tensor([float(documented_rows)]))
     for batch, step in enumerate(steps):
-        made, place = step.experience, f"batch {batch}"
-        mask, credit = made.tokens.completion_mask, made.credit
+        experience, place = step.experience, f"batch {batch}"
+        mask, credit = experience.tokens.completion_mask, experience.credit
         yield Quantity("mask", place, mask.double(), torch.ones_like(mask))
-        yield Quantity("logprobs", place, made.logprobs, mask)
-        yield Quantity("reference_logprobs", place, made.reference_logprobs, mask)
-        yield Quantity("scores", place, made.scores)
-        yield Quantity("kl", place, made.kl, mask)
+        yield Quantity("logprobs", place, experience.logprobs, mask)
+        yield Quantity("reference_logprobs", place, experience.reference_logprobs, mask)
+        yield Quantity("scores", place, experience.scores)
+        yield Quantity("kl", place, experience.kl, mask)
         yield Quantity("rewards", place, credit.rewards)
         yield Quantity("baselines", place, credit.baselines)
         yield Quantity("advantages", place, credit.advantages)
@@ -68,7 +68,9 @@ def expected_quantities(
 
 
 def _largest_loss(step: reference.FirstRLOOStep) -> float:
-    return max(float(one.losses.abs().max()) for each in step.optimizer_steps for one in each.micro_batches)
+    return max(
+        float(micro_batch.losses.abs().max()) for update in step.optimizer_steps for micro_batch in update.micro_batches
+    )
 
 
 def recorded_quantities(recordings: Sequence[OnPolicyRecording]) -> dict[tuple[str, str], torch.Tensor]:

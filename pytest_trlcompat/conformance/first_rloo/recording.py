@@ -75,19 +75,19 @@ def record(
         reference_model=copy.deepcopy(trainer.ref_policy).cpu(),
         reward_function=of_ids if is_function else None,
     )
-    found = on_policy.recording(trainer)
+    recording = on_policy.recording(trainer)
     with (
-        on_policy.fixed_responses(model.words, found, seed),
-        _watched_scores(trainer, found),
-        _watched_loop(trainer, found),
-        on_policy.watched_training(trainer, trained, found),
+        on_policy.fixed_responses(model.words, recording, seed),
+        _watched_scores(trainer, recording),
+        _watched_loop(trainer, recording),
+        on_policy.watched_training(trainer, trained, recording),
         on_policy.few_objects(),
     ):
         trainer.train()
-    found.logs = logged(trainer)
-    found.collated = sum(collated) if is_collated else None
-    found.prompts = prompts
-    return found, before
+    recording.logs = logged(trainer)
+    recording.collated = sum(collated) if is_collated else None
+    recording.prompts = prompts
+    return recording, before
 
 
 def _score(text: str) -> float:
@@ -99,37 +99,37 @@ def _score(text: str) -> float:
 
 
 def _scores(texts: Sequence[str]) -> list[float]:
-    return [_score(each) for each in texts]
+    return [_score(text) for text in texts]
 
 
 @contextlib.contextmanager
-def _watched_scores(trainer: Any, found: OnPolicyRecording) -> Iterator[None]:
+def _watched_scores(trainer: Any, recording: OnPolicyRecording) -> Iterator[None]:
     """Keep what the reward model gives, or the function in its place, before penalties."""
     from unittest import mock
 
     import torch
     from trl.trainer import rloo_trainer
 
-    get_reward, given = rloo_trainer.get_reward, trainer.reward_model
+    get_reward, reward_model = rloo_trainer.get_reward, trainer.reward_model
 
     def reward(model: Any, ids: torch.Tensor, pad: int, context_length: int) -> Any:
         numbers = get_reward(model, ids, pad, context_length)
-        found.see("scores", numbers[1].reshape(-1))
+        recording.see("scores", numbers[1].reshape(-1))
         return numbers
 
     def scores(texts: Sequence[str]) -> list[float]:
-        numbers = given(texts)
-        found.see("scores", torch.tensor(numbers))
+        numbers = reward_model(texts)
+        recording.see("scores", torch.tensor(numbers))
         return numbers
 
     with mock.patch.object(rloo_trainer, "get_reward", reward), contextlib.ExitStack() as stack:
-        if not isinstance(given, torch.nn.Module):
+        if not isinstance(reward_model, torch.nn.Module):
             stack.enter_context(mock.patch.object(trainer, "reward_model", scores))
         yield
 
 
 @contextlib.contextmanager
-def _watched_loop(trainer: Any, found: OnPolicyRecording) -> Iterator[None]:
+def _watched_loop(trainer: Any, recording: OnPolicyRecording) -> Iterator[None]:
     """Keep what is local to the loop at each backward pass: of each batch once, and of each micro-batch; and when there
     is a checkpoint.
 
@@ -141,7 +141,7 @@ def _watched_loop(trainer: Any, found: OnPolicyRecording) -> Iterator[None]:
 
     def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         local = sys._getframe(1).f_locals
-        if found.of_batch("advantages", found.batch) is None:
+        if recording.of_batch("advantages", recording.batch) is None:
             of_batch = {
                 "mask": ~local["padding_mask"],
                 "logprobs": local["logprobs"],
@@ -152,15 +152,15 @@ def _watched_loop(trainer: Any, found: OnPolicyRecording) -> Iterator[None]:
                 "advantages": local["advantages"],
             }
             for name in set(BY_BATCH) & set(of_batch):
-                found.see(name, of_batch[name])
+                recording.see(name, of_batch[name])
         for name, values in zip(BY_MICRO_BATCH, (local["ratio"], local["pg_loss_max"]), strict=True):
-            found.see(name, values)
+            recording.see(name, values)
         backward(loss, *args, **kwargs)
 
     save = trainer._save_checkpoint
 
     def saved(*args: Any, **kwargs: Any) -> None:
-        found.checkpoints.append(found.batch + 1)
+        recording.checkpoints.append(recording.batch + 1)
         save(*args, **kwargs)
 
     with (

@@ -81,7 +81,7 @@ _SINCE = {
     ("model", "llava"): "trl>=0.20",
     ("images", "image"): "trl>=0.20",
     ("images", "unused"): "trl>=0.20",
-    **{("images", each): "trl>=0.24" for each in ("images", "two", "mixed", "sometimes", "placeholders")},
+    **{("images", kind): "trl>=0.24" for kind in ("images", "two", "mixed", "sometimes", "placeholders")},
     ("adapter", "peft_parameters"): "peft>=0.17 transformers>=5",
     ("adapter", "trained_tokens"): "peft>=0.15",
     ("tools", "calls"): "trl>=0.26 transformers>=5",
@@ -90,7 +90,7 @@ _SINCE = {
     ("tools", "environments"): "trl>=1.8 transformers>=5.2",
     ("liger", "loss"): liger.GRPO_LOSS,
     **architectures.SINCE,
-    **{("refused", each): f"trl>={each}" for each in AXES["refused"] if str(each)[0].isdigit()},
+    **{("refused", release): f"trl>={release}" for release in AXES["refused"] if str(release)[0].isdigit()},
 }
 """Releases that have, or whose documentation has, a value of an axis first. A value of ``refused`` that is a release is
 documented from that one on, and nothing wrong follows before."""
@@ -109,11 +109,15 @@ def is_known(trl: Any, name: str, value: Any, method: Method = GRPO) -> bool:
         stated = _SINCE.get((name, value), "trl")
         if method is RLOO and name == "images" and value:
             stated = "trl>=0.24"
-        since = (Requirement(each) for each in stated.split())
+        since = (Requirement(text) for text in stated.split())
         # A commit between two releases is a pre-release of the later one.
-        return all(each.specifier.contains(metadata.version(each.name), prereleases=True) for each in since)
+        return all(
+            requirement.specifier.contains(metadata.version(requirement.name), prereleases=True)
+            for requirement in since
+        )
     described = {
-        each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(getattr(trl, method.config_class))
+        field.name: str(field.metadata.get("help", ""))
+        for field in dataclasses.fields(getattr(trl, method.config_class))
     }
     if name in _CHOICES and isinstance(value, str):
         return re.search(f"['\"`]{re.escape(value)}['\"`]", described.get(name, "")) is not None
@@ -139,24 +143,24 @@ def known_part(trl: Any, setting: Mapping[str, Any], method: Method = GRPO) -> d
 
 def config_of(trl: Any, setting: Mapping[str, Any], method: Method = GRPO) -> Any:
     """The ``GRPOConfig`` or ``RLOOConfig`` of a setting; fields that this release does not know are left out."""
-    given = known_part(trl, {**BASE, **{name: value for name, value in setting.items() if name not in AXES}}, method)
+    known = known_part(trl, {**BASE, **{name: value for name, value in setting.items() if name not in AXES}}, method)
     rows = ROWS // world_size()
     if Version(metadata.version("trl")) < Version("0.15"):  # counts prompts
-        rows = max(1, rows // given["num_generations"])
+        rows = max(1, rows // known["num_generations"])
     values: dict[str, Any] = {
         "output_dir": tempfile.mkdtemp(prefix="trlcompat-"),
         "per_device_train_batch_size": rows,
         "per_device_eval_batch_size": rows,
     }
-    if "num_train_epochs" not in given:
-        values["max_steps"] = steps_of(given, is_known(trl, "num_iterations", 1, method))
+    if "num_train_epochs" not in known:
+        values["max_steps"] = steps_of(known, is_known(trl, "num_iterations", 1, method))
     if world_size() > 1 and hasattr(importlib.import_module("trl.trainer.utils"), "create_model_from_path"):
         # These releases load the reference model onto device 0 on every rank, as under FSDP; see OneDevicePerRankMixin.
         values["model_init_kwargs"] = {"device_map": None}
     if setting.get("evaluation") == "during":
         values |= renamed(getattr(trl, method.config_class), {"eval_strategy": "steps", "eval_steps": 1})
-    values |= given
-    values |= liger.fields(setting, {each.name for each in dataclasses.fields(getattr(trl, method.config_class))})
+    values |= known
+    values |= liger.fields(setting, {field.name for field in dataclasses.fields(getattr(trl, method.config_class))})
     if setting.get("resumed"):
         values |= {"save_strategy": "steps", "save_steps": _steps_before(setting, values)}
     return getattr(trl, method.config_class)(**known_part(trl, values, method))
@@ -172,12 +176,12 @@ def calls_of_a_generation(trl: Any, accumulated: int) -> int:
     )
 
 
-def steps_of(given: Mapping[str, Any], has_iterations: bool) -> int:
+def steps_of(arguments: Mapping[str, Any], has_iterations: bool) -> int:
     """Optimizer steps until the last micro-batch of the second generation."""
-    accumulated = given["gradient_accumulation_steps"]
+    accumulated = arguments["gradient_accumulation_steps"]
     if not has_iterations:
         return GENERATIONS
-    micro_batches = (given.get("steps_per_generation") or accumulated) * given.get("num_iterations", 1)
+    micro_batches = (arguments.get("steps_per_generation") or accumulated) * arguments.get("num_iterations", 1)
     return -(-GENERATIONS * micro_batches // accumulated)
 
 

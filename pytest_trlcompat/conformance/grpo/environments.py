@@ -80,7 +80,7 @@ def factory(kind: str, keep: Callable[[int], None]) -> Any:
 
 def calls_of(environments: Sequence[Any]) -> list[list[int]]:
     """With the numbers of which words the rollout of each environment has called its tool until now."""
-    return [list(each._calls) for each in environments]
+    return [list(environment._calls) for environment in environments]
 
 
 def reward_of_environment(completions: Sequence[Any], called: Sequence[Sequence[int]], **_: Any) -> list[float | None]:
@@ -89,7 +89,7 @@ def reward_of_environment(completions: Sequence[Any], called: Sequence[Sequence[
     Args:
         called: as :func:`calls_of` says.
     """
-    return [float(len(each)) for each in called]
+    return [float(len(calls)) for calls in called]
 
 
 reward_of_environment.__name__ = "Environment"
@@ -97,4 +97,4 @@ reward_of_environment.__name__ = "Environment"
 
 def column(kind: str, targets: Sequence[int]) -> Mapping[str, list[str]]:
     """What a dataset has beside other columns."""
-    return {"environment": [name_for(kind, each) for each in targets]} if kind == "environments" else {}
+    return {"environment": [name_for(kind, target) for target in targets]} if kind == "environments" else {}

@@ -56,8 +56,8 @@ class Method:
     def training_metrics(self, *args: Any) -> dict[str, float]:
         """The reference's metrics of tokens that are trained on."""
         name = "training_metrics" if self is GRPO else "rloo_training_metrics"
-        found: dict[str, float] = getattr(_reference(), name)(*args)
-        return found
+        metrics: dict[str, float] = getattr(_reference(), name)(*args)
+        return metrics
 
 
 def _reference() -> Any:
@@ -68,4 +68,4 @@ def _reference() -> Any:
 
 GRPO = Method("grpo", "0.14")
 RLOO = Method("rloo", "0.22")
-METHODS = {each.trainer: each for each in (GRPO, RLOO)}
+METHODS = {method.trainer: method for method in (GRPO, RLOO)}

@@ -79,18 +79,21 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     """
     if setting.get("images"):
         model = images.vision_model(model)
-    found = copy.deepcopy(model.tokenizer)
-    wanted = setting.get("tokenizer")
-    if wanted == "other_end":
-        found.eos_token = "<unk>"
-    elif wanted == "no_padding":
-        found.pad_token = None
-    elif wanted == "tools_template":
-        found.chat_template = _TOOLS_TEMPLATE
+    processing_class = copy.deepcopy(model.tokenizer)
+    kind = setting.get("tokenizer")
+    if kind == "other_end":
+        processing_class.eos_token = "<unk>"
+    elif kind == "no_padding":
+        processing_class.pad_token = None
+    elif kind == "tools_template":
+        processing_class.chat_template = _TOOLS_TEMPLATE
     if setting.get("tools"):
-        found.chat_template = tools.WITHOUT_CALLS if wanted == "drops_calls" else tools.CHAT_TEMPLATE
-        found.response_template, found.response_schema = tools.RESPONSE_TEMPLATE, tools.RESPONSE_SCHEMA
-    return images.processor(model, setting, found) if setting.get("images") else found
+        processing_class.chat_template = tools.WITHOUT_CALLS if kind == "drops_calls" else tools.CHAT_TEMPLATE
+        processing_class.response_template, processing_class.response_schema = (
+            tools.RESPONSE_TEMPLATE,
+            tools.RESPONSE_SCHEMA,
+        )
+    return images.processor(model, setting, processing_class) if setting.get("images") else processing_class
 
 
 def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) -> Any:
@@ -118,30 +121,34 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
     elif kind in ("experts", "vision", "tied"):
         model = _beside(kind, model)
     if whole:
-        found = _made(kind, model) or model.new_model().to(dtype)
+        policy_model = _made(kind, model) or model.new_model().to(dtype)
     else:
-        made = _made(kind, model)
-        folder = model.path if made is None else (images.saved if kind == "llava" else saved)(made)
+        in_memory = _made(kind, model)
+        folder = model.path if in_memory is None else (images.saved if kind == "llava" else saved)(in_memory)
         is_vision = kind in images.MODELS
         auto = transformers.AutoModelForImageTextToText if is_vision else transformers.AutoModelForCausalLM
-        found = auto.from_pretrained(folder, attn_implementation="eager", torch_dtype=dtype)
+        policy_model = auto.from_pretrained(folder, attn_implementation="eager", torch_dtype=dtype)
     if kind == "changed":
         with torch.no_grad():
-            for parameter in found.parameters():
+            for parameter in policy_model.parameters():
                 getattr(parameter, "ds_tensor", parameter).mul_(1.25)  # ZeRO-3 has partitioned what it read
     elif kind == "generation_settings":
-        found.generation_config.update(temperature=0.3, top_k=7, top_p=0.8, repetition_penalty=1.3, do_sample=True)
+        policy_model.generation_config.update(
+            temperature=0.3, top_k=7, top_p=0.8, repetition_penalty=1.3, do_sample=True
+        )
     elif kind == "two_ends":
-        found.generation_config.eos_token_id = [1, OTHER_END]
+        policy_model.generation_config.eos_token_id = [1, OTHER_END]
     elif kind == "experts":
-        found.config.update({"output_router_logits": True, "router_aux_loss_coef": _AUX_LOSS_COEF})
-        found.router_aux_loss_coef = _AUX_LOSS_COEF  # a model has read its config when it was built
+        policy_model.config.update({"output_router_logits": True, "router_aux_loss_coef": _AUX_LOSS_COEF})
+        policy_model.router_aux_loss_coef = _AUX_LOSS_COEF  # a model has read its config when it was built
     if setting.get("adapter") in ("peft_model", "peft_parameters", "both"):
         from peft import get_peft_model
 
-        found = get_peft_model(found, _lora_of_experts() if setting["adapter"] == "peft_parameters" else _lora())
-        fill_adapter(found)
-    return found
+        policy_model = get_peft_model(
+            policy_model, _lora_of_experts() if setting["adapter"] == "peft_parameters" else _lora()
+        )
+        fill_adapter(policy_model)
+    return policy_model
 
 
 def _made(kind: str, model: TinyModel) -> Any:
@@ -171,11 +178,11 @@ def reward_model(model: TinyModel) -> Any:
     config = copy.deepcopy(language_model.config)
     config.num_labels = 1
     with _not_partitioned():
-        found = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)](config)
-    found.model.load_state_dict(language_model.model.state_dict())
+        scorer = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)](config)
+    scorer.model.load_state_dict(language_model.model.state_dict())
     with torch.no_grad():
-        found.score.weight.uniform_(-0.5, 0.5, generator=torch.Generator().manual_seed(1))
-    return found.eval()
+        scorer.score.weight.uniform_(-0.5, 0.5, generator=torch.Generator().manual_seed(1))
+    return scorer.eval()
 
 
 @contextlib.contextmanager
@@ -184,25 +191,25 @@ def _not_partitioned() -> Iterator[None]:
     Transformers would partition over the ranks, of which one alone makes the reference's."""
     from transformers.integrations import deepspeed
 
-    kept = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed_config = deepspeed._hf_deepspeed_config_weak_ref
     deepspeed.unset_hf_deepspeed_config()
     try:
         yield
     finally:
-        deepspeed._hf_deepspeed_config_weak_ref = kept
+        deepspeed._hf_deepspeed_config_weak_ref = deepspeed_config
 
 
 def rewards_of_trainer(model: TinyModel, setting: Mapping[str, Any]) -> list[Any]:
     """What a user passes as ``reward_funcs``."""
     import torch
 
-    wanted = setting.get("rewards", "letters")
-    if wanted not in _MODELS:
-        return [*reward_functions(wanted)]
-    found = reward_model(model)
-    if wanted == "model_nan":
-        found.register_forward_hook(_without_some, with_kwargs=True)
-    return [torch.compile(found, backend="eager") if wanted == "compiled_model" else found]
+    kind = setting.get("rewards", "letters")
+    if kind not in _MODELS:
+        return [*reward_functions(kind)]
+    scorer = reward_model(model)
+    if kind == "model_nan":
+        scorer.register_forward_hook(_without_some, with_kwargs=True)
+    return [torch.compile(scorer, backend="eager") if kind == "compiled_model" else scorer]
 
 
 def _without_some(module: Any, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
@@ -219,24 +226,24 @@ def _is_without(ids: Any) -> bool:
 
 def rewards_of_reference(model: TinyModel, setting: Mapping[str, Any]) -> list[Callable[..., list[float | None]]]:
     """The same as functions, each called with ``completions``, texts, ``prompts``, texts, and ``target``."""
-    wanted = setting.get("rewards", "letters")
-    if wanted not in _MODELS:
+    kind = setting.get("rewards", "letters")
+    if kind not in _MODELS:
         owned = [environments.reward_of_environment] if setting.get("tools") == "environment_reward" else []
-        return [*(_awaited(function) for function in reward_functions(wanted)), *owned]
+        return [*(_awaited(function) for function in reward_functions(kind)), *owned]
     import torch
 
     scorer, words = reward_model(model), tokenizer(model, setting)
 
     def scored(completions: Sequence[str], prompts: Sequence[str], **_: Any) -> list[float | None]:
-        found: list[float | None] = []
+        scores: list[float | None] = []
         for prompt, completion in zip(prompts, completions, strict=True):
             messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
             text = words.apply_chat_template(messages, tokenize=False)
             ids = torch.tensor([words(text, add_special_tokens=False)["input_ids"]])
             with torch.no_grad():
                 number = scorer(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.item()
-            found.append(None if wanted == "model_nan" and _is_without(ids) else number)
-        return found
+            scores.append(None if kind == "model_nan" and _is_without(ids) else number)
+        return scores
 
     scored.__name__ = str(model.path).rpartition("/")[2]
     return [scored]
@@ -259,14 +266,14 @@ def adapter_config(setting: Mapping[str, Any]) -> Any:
     ``saved_head``: an output head of its own beside LoRA's factors. ``trained_tokens``: rows of the embedding of its
     own; where embeddings are tied they are the output head's, too.
     """
-    wanted = setting.get("adapter")
-    if wanted == "mapping":
+    kind = setting.get("adapter")
+    if kind == "mapping":
         return {"r": 4}
-    if wanted == "saved_head":
+    if kind == "saved_head":
         return _lora(modules_to_save=["lm_head"])
-    if wanted == "trained_tokens":
+    if kind == "trained_tokens":
         return _lora(trainable_token_indices=list(_TRAINED_TOKENS))
-    return _lora() if wanted in ("peft_config", "both") else None
+    return _lora() if kind in ("peft_config", "both") else None
 
 
 def _lora(**more: Any) -> Any:
@@ -299,14 +306,16 @@ def untrained(model: TinyModel, setting: Mapping[str, Any]) -> tuple[Any, Any]:
     Of a policy that comes with an adapter the reference is the policy as it comes, of one that gets a new adapter the
     model without.
     """
-    found, adapter = policy(model, setting, whole=True), adapter_config(setting)
+    policy_model, adapter = policy(model, setting, whole=True), adapter_config(setting)
     if adapter is not None:
         from peft import get_peft_model
 
-        found = get_peft_model(found, adapter)
-        fill_adapter(found)
-    reference = copy.deepcopy(found) if adapter is None else policy(model, {**setting, "adapter": ""}, whole=True)
-    return found.eval(), reference.eval()
+        policy_model = get_peft_model(policy_model, adapter)
+        fill_adapter(policy_model)
+    reference = (
+        copy.deepcopy(policy_model) if adapter is None else policy(model, {**setting, "adapter": ""}, whole=True)
+    )
+    return policy_model.eval(), reference.eval()
 
 
 def prompts_asked(
@@ -320,7 +329,7 @@ def prompts_asked(
     words = tokenizer(model, setting)
     if data.images is not None and data.conversational:
         return [(ids, target) for ids, target, _ in _processed(words, data, rows, part)]
-    found, own = [], getattr(words, "tokenizer", words)
+    asked, text_tokenizer = [], getattr(words, "tokenizer", words)
     for text, prompt in zip(data.texts(rows, part), data.prompts(rows, part), strict=True):
         written = text
         if data.tools in environments.KINDS:
@@ -333,8 +342,8 @@ def prompts_asked(
             if data.tools:
                 how["tools"] = [tools.w51]
             written = words.apply_chat_template(prompt, tokenize=False, **how)
-        found.append((tuple(own(written, add_special_tokens=False)["input_ids"]), target_of(text)))
-    return found
+        asked.append((tuple(text_tokenizer(written, add_special_tokens=False)["input_ids"]), target_of(text)))
+    return asked
 
 
 def inputs_asked(
@@ -353,8 +362,8 @@ def _processed(words: Any, data: Data, rows: int, part: str) -> Iterator[tuple[t
     assert data.images is not None
     how = {"continue_final_message": True} if data.assistant_last else {"add_generation_prompt": True}
     for row, (text, prompt) in enumerate(zip(data.texts(rows, part), data.prompts(rows, part), strict=True)):
-        own = images.images_of(data.images, data.seed, part, row)
-        ids, inputs = images.processed(words, prompt, own, **how)
+        pictures = images.images_of(data.images, data.seed, part, row)
+        ids, inputs = images.processed(words, prompt, pictures, **how)
         yield ids, target_of(text), inputs
 
 

@@ -50,7 +50,7 @@ def expected_quantities(expected: ExpectedTraining, logging_steps: int, transfor
     counted = 0
     for number, step in enumerate(expected.steps):
         for generation in step.generations:
-            if any(generation is each for each in seen):
+            if any(generation is earlier for earlier in seen):
                 continue
             place = f"generation {len(seen)}"
             seen.append(generation)
@@ -70,7 +70,7 @@ def expected_quantities(expected: ExpectedTraining, logging_steps: int, transfor
             micro_batch += 1
             tokens = step.generations[batch.generation].tokens.of_rows(batch.rows)
             mask = tokens.loss_mask
-            pixels = [each["pixel_values"] for each in tokens.inputs if "pixel_values" in each]
+            pixels = [inputs["pixel_values"] for inputs in tokens.inputs if "pixel_values" in inputs]
             if pixels:
                 yield Quantity("pixel_values", place, torch.cat(pixels).double().flatten(1))
             yield Quantity("logprobs", place, batch.logprobs, mask)
@@ -109,14 +109,17 @@ def clipped_by_rounding(step: Any, settings: Any, method: Method = GRPO) -> dict
     A ratio of policies is taken to be off by at most :data:`_RATIO_OFF` of itself, an advantage by
     :data:`_ADVANTAGE_OFF`, which may give one that is 0 either sign.
     """
-    found: dict[str, float] = {}
+    distances: dict[str, float] = {}
     for ratio, advantage in itertools.product((1 - _RATIO_OFF, 1 + _RATIO_OFF), (-_ADVANTAGE_OFF, _ADVANTAGE_OFF)):
-        batches = [dataclasses.replace(one, weights=one.weights * ratio) for one in step.micro_batches]
-        generations = [_with_advantages(each, each.advantages.advantages + advantage) for each in step.generations]
+        batches = [dataclasses.replace(batch, weights=batch.weights * ratio) for batch in step.micro_batches]
+        generations = [
+            _with_advantages(generation, generation.advantages.advantages + advantage)
+            for generation in step.generations
+        ]
         for name, value in method.training_metrics(batches, generations, settings).items():
             if name.startswith("clip_ratio/"):
-                found[name] = max(found.get(name, 0.0), abs(value - step.logs[name]))
-    return found
+                distances[name] = max(distances.get(name, 0.0), abs(value - step.logs[name]))
+    return distances
 
 
 _RATIO_OFF, _ADVANTAGE_OFF = 1e-4, 1e-6
@@ -132,14 +135,14 @@ def recorded_quantities(
     """The same of a recording, as far as it shows them, by stage and place."""
     import torch
 
-    found: dict[tuple[str, str], torch.Tensor] = {}
+    recorded: dict[tuple[str, str], torch.Tensor] = {}
     main = recordings[0]
     settings = expected.settings
     per_generation = settings.micro_batches_per_generation * settings.num_iterations
     for index, layout in enumerate(expected.layouts):
         rows: dict[str, dict[int, Any]] = {}
-        for rank, one in enumerate(recordings):
-            batches = [each for each in one.micro_batches if not each.evaluation]
+        for rank, recording in enumerate(recordings):
+            batches = [batch for batch in recording.micro_batches if not batch.evaluation]
             batches = batches[index * per_generation : (index + 1) * per_generation]
             for batch, places in zip(batches, layout, strict=False):  # the first iteration shows them all
                 for name, values in batch.values.items():
@@ -148,34 +151,34 @@ def recorded_quantities(
         for name, by_row in rows.items():
             if len(by_row) == len(expected.rollouts[index].prompts):
                 ordered = [by_row[row] for row in range(len(by_row))]
-                found[name, f"generation {index}"] = _padded(ordered)
-    for rank, one in enumerate(recordings):
-        batches = [each for each in one.micro_batches if not each.evaluation]
+                recorded[name, f"generation {index}"] = _padded(ordered)
+    for rank, recording in enumerate(recordings):
+        batches = [batch for batch in recording.micro_batches if not batch.evaluation]
         for number, batch in enumerate(batches):
             step = number // settings.gradient_accumulation_steps
             place = f"step {step}, rank {rank}, micro-batch {number}"
             for name in ("logprobs", "entropies"):
                 if batch.values.get(name):
-                    found[name, place] = _padded(batch.values[name])
+                    recorded[name, place] = _padded(batch.values[name])
             if batch.pixel_values is not None:
-                found["pixel_values", place] = batch.pixel_values
+                recorded["pixel_values", place] = batch.pixel_values
     for number, step in enumerate(main.steps):
         place = f"step {number}"
         for name, gradient in (step.gradients or {}).items():
-            found[f"gradients[{name}]", place] = gradient
+            recorded[f"gradients[{name}]", place] = gradient
         for name, weight in step.weights.items():
-            found[f"weights[{name}]", place] = weight
+            recorded[f"weights[{name}]", place] = weight
     every = int(main.arguments["logging_steps"])
     for number, entry in enumerate(main.logs):
         if "clip_ratio" in entry and not main.arguments.get("use_liger_loss"):  # as 0.16 calls it
             entry = {**entry, "clip_ratio/region_mean": entry["clip_ratio"]}
         for name, value in entry.items():
-            found[f"logs[{name}]", f"step {(number + 1) * every - 1}"] = torch.tensor([value], dtype=torch.float64)
+            recorded[f"logs[{name}]", f"step {(number + 1) * every - 1}"] = torch.tensor([value], dtype=torch.float64)
     for number, (_, entry) in enumerate(main.evaluations):
         for name, value in entry.items():
             if isinstance(value, (int, float)):
-                found[f"evaluation[{name}]", f"evaluation {number}"] = torch.tensor([value], dtype=torch.float64)
-    return found
+                recorded[f"evaluation[{name}]", f"evaluation {number}"] = torch.tensor([value], dtype=torch.float64)
+    return recorded
 
 
 def _rounding(norm: torch.Tensor) -> float:
@@ -201,7 +204,7 @@ def _sampling(recordings: Sequence[Recording], expected: ExpectedTraining) -> It
     ends = expected.settings.eos_token_id
     for index in range(len(expected.rollouts)):
         place = f"generation {index}"
-        calls = [[each for each in one.generated if not each.evaluation][index] for one in recordings]
+        calls = [[call for call in recording.generated if not call.evaluation][index] for recording in recordings]
         yield from drawn(calls[0].arguments, main.arguments, ends, place, expected.never_sampled)
         yield from _prompts(calls, targets_of(main, "training"), expected, place)
         for call in calls:
@@ -209,11 +212,11 @@ def _sampling(recordings: Sequence[Recording], expected: ExpectedTraining) -> It
             yield from _turns(call, main.arguments, place)
     yield from _called(recordings)
     if main.prompts_before_resuming:
-        found = [each.prompts for each in main.generated if not each.evaluation]
-        if found != main.prompts_before_resuming:
-            yield Difference("prompts", "after resuming", main.prompts_before_resuming, found, math.inf, 0.0)
+        resumed_prompts = [call.prompts for call in main.generated if not call.evaluation]
+        if resumed_prompts != main.prompts_before_resuming:
+            yield Difference("prompts", "after resuming", main.prompts_before_resuming, resumed_prompts, math.inf, 0.0)
     for name, value in (main.arguments.get("gradient_checkpointing_kwargs") or {}).items():
-        others = [each.get(name) for each in main.checkpointed if each.get(name) != value]
+        others = [keywords.get(name) for keywords in main.checkpointed if keywords.get(name) != value]
         if others and main.arguments["gradient_checkpointing"]:
             yield Difference(f"checkpointing[{name}]", "training", [value], others[:1], math.inf, 0.0)
     if main.seeded:
@@ -224,13 +227,13 @@ def _sampling(recordings: Sequence[Recording], expected: ExpectedTraining) -> It
         yield from _tables(main, expected)
     for name, (before, after) in main.changed.items():
         yield Difference(f"config[{name}]", "built", [str(before)], [str(after)], math.inf, 0.0)
-    for call in (each for one in recordings for each in one.generated if each.evaluation):
+    for call in (call for recording in recordings for call in recording.generated if call.evaluation):
         yield from drawn(call.arguments, main.arguments, ends, "evaluation", expected.never_sampled)
         yield from _rewarded(call, "evaluation")
 
 
 def drawn(
-    found: Mapping[str, Any],
+    generation_arguments: Mapping[str, Any],
     arguments: Mapping[str, Any],
     ends: Sequence[int],
     place: str,
@@ -240,34 +243,36 @@ def drawn(
 
     A completion with a token of ``never``, which stands for an image that is not there, has no log-probability.
     """
-    wanted: dict[str, Any] = {"do_sample": True, "max_new_tokens": arguments["max_completion_length"]}
+    expected: dict[str, Any] = {"do_sample": True, "max_new_tokens": arguments["max_completion_length"]}
     for name, off in _SWITCHED_OFF.items():
         if name in arguments:
-            wanted[name] = off if arguments[name] is None else arguments[name]
-    wanted |= arguments.get("generation_kwargs") or {}
-    for name, value in wanted.items():
-        if not is_drawn_so(name, found[name], value):
-            yield Difference(f"generation[{name}]", place, [value], [found[name]], math.inf, 0.0)
+            expected[name] = off if arguments[name] is None else arguments[name]
+    expected |= arguments.get("generation_kwargs") or {}
+    for name, value in expected.items():
+        if not is_drawn_so(name, generation_arguments[name], value):
+            yield Difference(f"generation[{name}]", place, [value], [generation_arguments[name]], math.inf, 0.0)
     multiple = arguments.get("pad_to_multiple_of")
-    if multiple and "width" in found and found["width"] % int(multiple):
-        yield Difference("generation[width]", place, [f"a multiple of {multiple}"], [found["width"]], math.inf, 0.0)
-    named = found["eos_token_id"]
-    declared = {int(each) for each in (named if isinstance(named, list) else [] if named is None else [named])}
+    if multiple and "width" in generation_arguments and generation_arguments["width"] % int(multiple):
+        yield Difference(
+            "generation[width]", place, [f"a multiple of {multiple}"], [generation_arguments["width"]], math.inf, 0.0
+        )
+    named = generation_arguments["eos_token_id"]
+    declared = {int(token_id) for token_id in (named if isinstance(named, list) else [] if named is None else [named])}
     if not set(ends) <= declared:
         yield Difference("generation[eos_token_id]", place, list(ends), sorted(declared), math.inf, 0.0)
-    suppressed = sorted(found.get("suppress_tokens") or [])
+    suppressed = sorted(generation_arguments.get("suppress_tokens") or [])
     if not set(never) <= set(suppressed):
         yield Difference("generation[suppress_tokens]", place, list(never), suppressed, math.inf, 0.0)
 
 
-def is_drawn_so(name: str, value: Any, wanted: Any, near: float = 1e-9) -> bool:
+def is_drawn_so(name: str, value: Any, expected: Any, near: float = 1e-9) -> bool:
     """Whether an argument of generation is as it must be; ``None`` is what switches it off.
 
     Args:
         near: how far it may be away.
     """
     seen = _SWITCHED_OFF.get(name) if value is None else value
-    return seen is not None and abs(float(seen) - float(wanted)) <= near
+    return seen is not None and abs(float(seen) - float(expected)) <= near
 
 
 _SWITCHED_OFF = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -291,8 +296,8 @@ def _prompts(
 
 def calls_of(recordings: Sequence[Recording]) -> list[list[Any]]:
     """Calls of ``generate`` in training, by generation, of each rank."""
-    each = [[call for call in one.generated if not call.evaluation] for one in recordings]
-    return [list(together) for together in zip(*each, strict=True)]
+    by_rank = [[call for call in recording.generated if not call.evaluation] for recording in recordings]
+    return [list(together) for together in zip(*by_rank, strict=True)]
 
 
 def _in_order(
@@ -300,16 +305,18 @@ def _in_order(
 ) -> Iterator[Difference]:
     """Without shuffling the prompts are drawn as the dataset has them."""
     size = expected.settings.num_generations
-    found = [tuple(prompt) for together in calls for prompt in [p for call in together for p in call.prompts][::size]]
-    wanted = [asked[number % len(asked)] for number in range(len(found))]
-    if found != wanted:
-        yield Difference("prompts", "order", wanted, found, math.inf, 0.0)
+    sampled_prompts = [
+        tuple(prompt) for together in calls for prompt in [p for call in together for p in call.prompts][::size]
+    ]
+    expected_prompts = [asked[number % len(asked)] for number in range(len(sampled_prompts))]
+    if sampled_prompts != expected_prompts:
+        yield Difference("prompts", "order", expected_prompts, sampled_prompts, math.inf, 0.0)
 
 
 def _tables(main: Recording, expected: ExpectedTraining) -> Iterator[Difference]:
     """One table for every logging step, with every completion since the last one; a repetition at the end is none."""
     steps = len(expected.steps) // int(main.arguments["logging_steps"])
-    tables = [each for number, each in enumerate(main.tables) if not number or each != main.tables[number - 1]]
+    tables = [table for number, table in enumerate(main.tables) if not number or table != main.tables[number - 1]]
     if len(tables) != steps:
         yield Difference("table", "number of tables", [steps], [len(tables)], math.inf, 0.0)
     rows = sum(len(rollout.prompts) for rollout in expected.rollouts)
@@ -324,21 +331,21 @@ def _tables(main: Recording, expected: ExpectedTraining) -> Iterator[Difference]
 
 def _rewarded(call: Any, place: str) -> Iterator[Difference]:
     """Reward functions get each completion with its own prompt and columns."""
-    for name, given in call.rewarded.items():
-        asked = environments.without_observation if "environments" in given else str
-        wanted = [target_of(_words(asked(text))) for text in given["prompts"]]
-        if "target" in given and given["target"] != wanted:
-            yield Difference(f"reward_arguments[{name}.target]", place, wanted, given["target"], math.inf, 0.0)
-        counts = [len(call.prompts), len(given["completions"])]
+    for name, columns in call.rewarded.items():
+        asked = environments.without_observation if "environments" in columns else str
+        targets = [target_of(_words(asked(text))) for text in columns["prompts"]]
+        if "target" in columns and columns["target"] != targets:
+            yield Difference(f"reward_arguments[{name}.target]", place, targets, columns["target"], math.inf, 0.0)
+        counts = [len(call.prompts), len(columns["completions"])]
         if counts[0] != counts[1]:
             yield Difference(f"reward_arguments[{name}]", place, counts[:1], counts[1:], math.inf, 0.0)
         # What reward functions are told of calls of a tool whose result has no room is not documented.
-        rows = zip(call.completions, call.sampled or [], given.get("environments", []), strict=False)
+        rows = zip(call.completions, call.sampled or [], columns.get("environments", []), strict=False)
         for row, (completion, sampled, calls) in enumerate(rows):
-            wanted, most = tools.answered(completion, sampled), tools.called(completion, sampled)
-            if calls not in (wanted, most):
+            answered, all_calls = tools.answered(completion, sampled), tools.called(completion, sampled)
+            if calls not in (answered, all_calls):
                 stage, where = f"reward_arguments[{name}.environments]", f"{place}, row {row}"
-                yield Difference(stage, where, wanted, calls, math.inf, 0.0)
+                yield Difference(stage, where, answered, calls, math.inf, 0.0)
 
 
 def _turns(call: Any, arguments: Mapping[str, Any], place: str) -> Iterator[Difference]:
@@ -355,14 +362,14 @@ def _called(recordings: Sequence[Recording]) -> Iterator[Difference]:
 
     Whether it is called where its result has no room is not documented.
     """
-    for rank, one in enumerate(recordings):
-        rows = [row for call in one.generated for row in zip(call.completions, call.sampled or [], strict=False)]
+    for rank, recording in enumerate(recordings):
+        rows = [row for call in recording.generated for row in zip(call.completions, call.sampled or [], strict=False)]
         asked = Counter(number for row in rows for number in tools.called(*row))
         answered = Counter(number for row in rows for number in tools.answered(*row))
-        found = Counter(one.tool_calls)
-        if found - asked or answered - found:
-            wanted = sorted(answered.elements())
-            yield Difference("tool_calls", f"rank {rank}", wanted, sorted(one.tool_calls), math.inf, 0.0)
+        calls = Counter(recording.tool_calls)
+        if calls - asked or answered - calls:
+            answered_calls = sorted(answered.elements())
+            yield Difference("tool_calls", f"rank {rank}", answered_calls, sorted(recording.tool_calls), math.inf, 0.0)
 
 
 def _words(text: str) -> str:
@@ -384,7 +391,7 @@ def compare(
             :func:`~pytest_trlcompat.conformance.comparison.stated`.
     """
     every = int(recordings[0].arguments["logging_steps"])
-    found = recorded_quantities(recordings, expected)
+    recorded = recorded_quantities(recordings, expected)
     unrecorded = {**unrecorded, **unrecorded_of(recordings[0].steps)}
 
     def quantities(expected: ExpectedTraining) -> list[Quantity]:
@@ -392,8 +399,8 @@ def compare(
 
     return compare_with_reference(
         quantities(expected),
-        found,
-        lambda: [quantities(each) for each in neighbours()],
+        recorded,
+        lambda: [quantities(neighbour) for neighbour in neighbours()],
         _sampling(recordings, expected),
         _missing(recordings[0]),
     )
@@ -403,7 +410,7 @@ def _missing(recording: Recording) -> Iterator[Difference]:
     """What is logged of training, and of no evaluation."""
     logged = {name for entry in recording.logs for name in entry} - _OF_TRAINING
     for kind, entries in (
-        ("evaluation", [each for _, each in recording.evaluations]),
+        ("evaluation", [entry for _, entry in recording.evaluations]),
         ("evaluate()", recording.returned),
     ):
         for number, entry in enumerate(entries):

@@ -88,4 +88,4 @@ class Recording:
 
     def trained_on(self) -> int:
         """How many micro-batches there were of training until now."""
-        return sum(not each.evaluation for each in self.micro_batches)
+        return sum(not batch.evaluation for batch in self.micro_batches)

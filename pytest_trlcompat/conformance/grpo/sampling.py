@@ -65,11 +65,11 @@ class Data:
         """Prompts of unequal lengths, each different from all others by its first two words."""
         dice = random.Random(f"{self.seed}/{part}")
         first = dice.sample(range(self.words**2), rows)
-        found = []
+        texts = []
         for number in first:
             rest = [dice.randrange(self.words) for _ in range(dice.randint(_SHORTEST, _LONGEST) - 2)]
-            found.append(" ".join(f"w{word}" for word in (*divmod(number, self.words), *rest)))
-        return found
+            texts.append(" ".join(f"w{word}" for word in (*divmod(number, self.words), *rest)))
+        return texts
 
     def prompts(self, rows: int, part: str = "training") -> list[Any]:
         """As a dataset has them."""
@@ -88,8 +88,8 @@ class Data:
 
         targets = [target_of(text) for text in self.texts(rows, part)]
         more = environments.column(self.tools, targets)
-        found = Dataset.from_dict({"prompt": self.prompts(rows, part), "target": targets, **more})
-        with_images: Dataset = images.added(found, self.images or {}, self.seed, part)
+        without_images = Dataset.from_dict({"prompt": self.prompts(rows, part), "target": targets, **more})
+        with_images: Dataset = images.added(without_images, self.images or {}, self.seed, part)
         return with_images
 
     def completion(self, prompt: Sequence[int], member: int, call: int) -> list[int]:
@@ -109,8 +109,8 @@ class Data:
         lengths = [0, self.length, dice.randint(1, self.length), dice.randint(1, self.length)]
         dice.shuffle(lengths)
         length = lengths[member % 4]
-        own = random.Random(f"{self.seed}/{tuple(prompt)}/{call}/{member}")
-        words = [first[member % len(first)], *(own.randrange(self.words) for _ in range(self.length))][:length]
+        member_dice = random.Random(f"{self.seed}/{tuple(prompt)}/{call}/{member}")
+        words = [first[member % len(first)], *(member_dice.randrange(self.words) for _ in range(self.length))][:length]
         return [*(_SPECIAL + word for word in words), self.ends[member % len(self.ends)]][: self.length]
 
 
@@ -129,7 +129,7 @@ def content(message: Any) -> str:
     if isinstance(message, str):
         text = message
     elif message[0]["role"] == "assistant":
-        text = " ".join(_said(each["content"]) for each in message if each["role"] == "assistant")
+        text = " ".join(_said(turn["content"]) for turn in message if turn["role"] == "assistant")
     else:
         text = _said(message[0]["content"])
     return " ".join(text.removeprefix(BEGUN).split())
@@ -137,22 +137,24 @@ def content(message: Any) -> str:
 
 def _said(parts: Any) -> str:
     """The text of a message's content, which is a string, or a list of texts and images."""
-    return parts if isinstance(parts, str) else " ".join(str(each["text"]) for each in parts if each["type"] == "text")
+    return parts if isinstance(parts, str) else " ".join(str(part["text"]) for part in parts if part["type"] == "text")
 
 
 def reward_letters(completions: Sequence[Any], **_: Any) -> list[float]:
     """Depends on the completion's text alone."""
-    return [float(sum(map(ord, content(each))) % 7) for each in completions]
+    return [float(sum(map(ord, content(completion))) % 7) for completion in completions]
 
 
 def reward_target(completions: Sequence[Any], target: Sequence[int], **_: Any) -> list[float]:
     """Depends on the completion and on a column of the dataset, which must be that of its prompt."""
-    return [float(len(content(each).split()) - number) for each, number in zip(completions, target, strict=True)]
+    return [
+        float(len(content(completion).split()) - number) for completion, number in zip(completions, target, strict=True)
+    ]
 
 
 def reward_sometimes(completions: Sequence[Any], **_: Any) -> list[float | None]:
     """No reward for about a third of the completions."""
-    letters = [sum(map(ord, content(each))) for each in completions]
+    letters = [sum(map(ord, content(completion))) for completion in completions]
     return [None if number % 3 == 0 else float(number % 4) for number in letters]
 
 
@@ -172,7 +174,7 @@ def reward_prompt(completions: Sequence[Any], target: Sequence[int], **_: Any) -
 
 
 def reward_letters_plus(completions: Sequence[Any], plus: float, **_: Any) -> list[float]:
-    return [plus + each for each in reward_letters(completions)]
+    return [plus + reward for reward in reward_letters(completions)]
 
 
 class RewardObject:
@@ -206,7 +208,7 @@ def reward_logging(
 
 def logged_numbers(rewards: Sequence[float]) -> list[float]:
     """What :func:`reward_logging` logs for these rewards."""
-    return [each for each in rewards if each % 2]
+    return [reward for reward in rewards if reward % 2]
 
 
 def reward_functions(name: str) -> tuple[Callable[..., Any], ...]:

@@ -148,8 +148,8 @@ def turn(seed: int, prompt: Sequence[int], member: int, call: int, number: int) 
     spoken = [dice.randrange(WORDS) for _ in range(dice.randint(1, 3))]
     calls: list[int] = []
     if number < {"twice": 2, "never": 0}.get(kind, 1):
-        wanted = [word for word in range(WORDS) if _fails(word) == (kind == "fails")]
-        calls = [_CALL, _NAME, _ARGUMENT, dice.choice(wanted)]
+        words = [word for word in range(WORDS) if _fails(word) == (kind == "fails")]
+        calls = [_CALL, _NAME, _ARGUMENT, dice.choice(words)]
     return [*(_SPECIAL + word for word in (*spoken, *calls)), _EOS]
 
 
@@ -160,18 +160,18 @@ def is_continued(prompt: Sequence[int]) -> bool:
 
 def turns(completion: Sequence[int], sampled: Sequence[bool]) -> Iterator[tuple[bool, list[int]]]:
     """The parts of a completion one after the other, and whether the model sampled them."""
-    for is_sampled, part in itertools.groupby(zip(sampled, completion, strict=True), key=lambda each: each[0]):
+    for is_sampled, part in itertools.groupby(zip(sampled, completion, strict=True), key=lambda pair: pair[0]):
         yield is_sampled, [token for _, token in part]
 
 
 def words_of(completion: Sequence[int], sampled: Sequence[bool]) -> list[int]:
     """Token ids that the model has said itself, without calls."""
-    found: list[int] = []
+    spoken: list[int] = []
     for is_sampled, part in turns(completion, sampled):
         if is_sampled:
             end = part.index(_SPECIAL + _CALL) if _SPECIAL + _CALL in part else len(part)
-            found += [token for token in part[:end] if token != _EOS]
-    return found
+            spoken += [token for token in part[:end] if token != _EOS]
+    return spoken
 
 
 def called(completion: Sequence[int], sampled: Sequence[bool]) -> list[int]:
@@ -186,7 +186,7 @@ def answered(completion: Sequence[int], sampled: Sequence[bool]) -> list[int]:
 
 
 def _calls(part: Sequence[int]) -> list[int]:
-    begin = [_SPECIAL + each for each in (_CALL, _NAME, _ARGUMENT)]
+    begin = [_SPECIAL + word for word in (_CALL, _NAME, _ARGUMENT)]
     places = [place for place in range(len(part) - 3) if list(part[place : place + 3]) == begin]
     return [part[place + 3] - _SPECIAL for place in places]
 
@@ -210,16 +210,16 @@ def differing(
         length += len(parts[index][1])
         follows = parts[index + 1][1] if index + 1 < len(parts) else []
         numbers = _calls(parts[index][1]) if index + 1 < len(parts) or length < limit else []
-        wanted = _written(numbers[0]) if numbers and (iterations is None or index // 2 < iterations) else []
-        if follows and wanted and _fails(numbers[0]):
-            is_written = follows[0] == wanted[0] and follows[-2:] == wanted[-2:]
-        elif not follows and wanted:
+        expected = _written(numbers[0]) if numbers and (iterations is None or index // 2 < iterations) else []
+        if follows and expected and _fails(numbers[0]):
+            is_written = follows[0] == expected[0] and follows[-2:] == expected[-2:]
+        elif not follows and expected:
             # Whether a result may fill a completion to its end is not documented, nor how long a failure's is.
-            is_written = length + (_LONGEST_FAILURE if _fails(numbers[0]) else len(wanted)) >= limit
+            is_written = length + (_LONGEST_FAILURE if _fails(numbers[0]) else len(expected)) >= limit
         else:
-            is_written = follows == wanted
+            is_written = follows == expected
         if not is_written:
-            return wanted, follows
+            return expected, follows
         length += len(follows)
     return None
 

@@ -34,20 +34,22 @@ tokenizer = pairs.tokenizer
 def rows(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> list[dict[str, Any]]:
     """The rows as a user has them, of unequal lengths and with labels in no order, of which more are desirable."""
     kind = str(setting.get("data", "plain"))
-    found = pairs.pairs(model, {**setting, "data": _PAIRS.get(kind, kind)}, seed, part)
+    paired_rows = pairs.pairs(model, {**setting, "data": _PAIRS.get(kind, kind)}, seed, part)
     if kind == "long":
-        for number, row in enumerate(found[::2]):
-            row["prompt"] = " ".join(f"w{(number + each) % (model.words - 8)}" for each in range(_LONG))
+        for number, row in enumerate(paired_rows[::2]):
+            row["prompt"] = " ".join(f"w{(number + place) % (model.words - 8)}" for place in range(_LONG))
     if kind in _PAIRS:
         beside = {"source": "w1"} if kind == "paired_column" else {}
-        return [{**row, **beside} for row in found[: len(found) // 2]]
+        return [{**row, **beside} for row in paired_rows[: len(paired_rows) // 2]]
     chosen = random.Random(f"{seed} labels of {part}")
     labelled = []
-    for row in found:
+    for row in paired_rows:
         drawn = chosen.random() < 0.6
         label = setting["labels"] == "desirable" if setting.get("labels") else drawn
-        given: dict[str, Any] = {name: value for name, value in row.items() if name not in ("chosen", "rejected")}
-        labelled.append({**given, "completion": row["chosen" if label else "rejected"], "label": label})
+        other_columns: dict[str, Any] = {
+            name: value for name, value in row.items() if name not in ("chosen", "rejected")
+        }
+        labelled.append({**other_columns, "completion": row["chosen" if label else "rejected"], "label": label})
     return labelled
 
 
@@ -56,20 +58,21 @@ def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) 
     return pairs.as_dataset(rows(model, setting, seed, part), setting)
 
 
-def unpaired(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def unpaired(user_rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A prompt, a completion and a label each; of pairs all that are desirable first.
 
     Undecided by the documentation: their order, which says what a prompt's mismatched completion is.
     """
-    if not given or "label" in given[0]:
-        return [dict(row) for row in given]
-    found: list[dict[str, Any]] = []
-    for row in given:
+    if not user_rows or "label" in user_rows[0]:
+        return [dict(row) for row in user_rows]
+    labelled: list[dict[str, Any]] = []
+    for row in user_rows:
         prompt, *completions = pairs.parts(row)
-        found += [
-            {"prompt": prompt, "completion": each, "label": number == 0} for number, each in enumerate(completions)
+        labelled += [
+            {"prompt": prompt, "completion": completion, "label": number == 0}
+            for number, completion in enumerate(completions)
         ]
-    return found[0::2] + found[1::2]
+    return labelled[0::2] + labelled[1::2]
 
 
 def sequence(words: Any, row: Mapping[str, Any], undecided: reference.KTOUndecided) -> tuple[list[int], list[int]]:
@@ -97,41 +100,45 @@ def sequence(words: Any, row: Mapping[str, Any], undecided: reference.KTOUndecid
     return asked, answer
 
 
-def tokens(words: Any, given: Sequence[Mapping[str, Any]]) -> list[tuple[list[int], list[int]]]:
+def tokens(words: Any, user_rows: Sequence[Mapping[str, Any]]) -> list[tuple[list[int], list[int]]]:
     """Token ids of the prompt and of the completion of each row, before anything is cut.
 
     Args:
-        given: of :func:`rows`.
+        user_rows: of :func:`rows`.
     """
     from pytest_trlcompat import reference
 
-    return [sequence(words, row, reference.KTOUndecided()) for row in unpaired(given)]
+    return [sequence(words, row, reference.KTOUndecided()) for row in unpaired(user_rows)]
 
 
 def expected_rows(
-    words: Any, given: Sequence[Mapping[str, Any]], settings: reference.KTOSettings, size: int, max_length: int | None
+    words: Any,
+    user_rows: Sequence[Mapping[str, Any]],
+    settings: reference.KTOSettings,
+    size: int,
+    max_length: int | None,
 ) -> list[dict[str, tuple[float, ...]]]:
     """What the rows must become, for :class:`pytest_trlcompat.reference.KTOObjective`.
 
     A row of whose completion no token is left teaches nothing, and is none: it would only be counted in means.
 
     Args:
-        given: of :func:`rows`.
+        user_rows: of :func:`rows`.
         size: rows of a micro-batch on a rank, among which completions are exchanged.
         max_length: sequences are cut on the right.
     """
     from pytest_trlcompat import reference
 
-    labelled = [(float(row["label"]), *sequence(words, row, settings.undecided)) for row in unpaired(given)]
+    labelled = [(float(row["label"]), *sequence(words, row, settings.undecided)) for row in unpaired(user_rows)]
     labelled = [row for row in labelled if max_length is None or len(row[1]) < max_length]
-    found = []
+    expected = []
     for start in range(0, len(labelled), size):
         batch = labelled[start : start + size]
         others = reference.mismatched([answer for _, _, answer in batch], settings)
         for (label, asked, answer), other in zip(batch, others, strict=True):
-            made = {"label": (label,), **_columns("", asked, answer, max_length)}
-            found.append(made | (_columns("kl_", asked, other, max_length) if settings.estimates_kl else {}))
-    return found
+            row = {"label": (label,), **_columns("", asked, answer, max_length)}
+            expected.append(row | (_columns("kl_", asked, other, max_length) if settings.estimates_kl else {}))
+    return expected
 
 
 def _columns(

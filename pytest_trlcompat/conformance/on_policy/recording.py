@@ -96,11 +96,11 @@ def recording(trainer: Any) -> OnPolicyRecording:
     """An empty one with the arguments as the trainer has them."""
     import os
 
-    kept = (int, float, str, bool, type(None))
-    arguments = {name: value for name, value in vars(trainer.args).items() if isinstance(value, kept)}
-    found = OnPolicyRecording(arguments, rank=int(os.environ.get("RANK", "0")))
-    found.arguments["stop_token_id"] = getattr(trainer, "stop_token_id", found.arguments.get("stop_token_id"))
-    return found
+    plain_types = (int, float, str, bool, type(None))
+    arguments = {name: value for name, value in vars(trainer.args).items() if isinstance(value, plain_types)}
+    empty = OnPolicyRecording(arguments, rank=int(os.environ.get("RANK", "0")))
+    empty.arguments["stop_token_id"] = getattr(trainer, "stop_token_id", empty.arguments.get("stop_token_id"))
+    return empty
 
 
 @contextlib.contextmanager
@@ -162,17 +162,17 @@ def _response(query: list[int], call: int, words: int, seed: int, copy: int = 0)
         copy: how many rows of the call had the same query before.
     """
     dice = random.Random(f"{seed}/{tuple(query)}/{call}" + (f"/{copy}" if copy else ""))
-    found = [_SPECIAL + dice.randrange(words) for _ in range(RESPONSE_LENGTH)]
-    found = [STOP_WORD + 1 if token == STOP_WORD else token for token in found]
+    tokens = [_SPECIAL + dice.randrange(words) for _ in range(RESPONSE_LENGTH)]
+    tokens = [STOP_WORD + 1 if token == STOP_WORD else token for token in tokens]
     if dice.random() < 0.7:
-        found[dice.randrange(RESPONSE_LENGTH)] = _EOS
+        tokens[dice.randrange(RESPONSE_LENGTH)] = _EOS
     if dice.random() < 0.5:
-        found[dice.randrange(RESPONSE_LENGTH)] = STOP_WORD
-    return found
+        tokens[dice.randrange(RESPONSE_LENGTH)] = STOP_WORD
+    return tokens
 
 
 @contextlib.contextmanager
-def fixed_responses(words: int, found: OnPolicyRecording, seed: int) -> Iterator[None]:
+def fixed_responses(words: int, recording: OnPolicyRecording, seed: int) -> Iterator[None]:
     """Let generation run, and draw the fixed tokens."""
     import torch
     from transformers.generation import GenerationMixin
@@ -182,11 +182,11 @@ def fixed_responses(words: int, found: OnPolicyRecording, seed: int) -> Iterator
 
     def fixed(self: Any, *args: Any, **kwargs: Any) -> Any:
         ids, mask = kwargs["input_ids"], kwargs["attention_mask"].bool()
-        queries = [row[own].tolist() for row, own in zip(ids, mask, strict=True)]
-        call = len(found.rows)
+        queries = [row[is_real].tolist() for row, is_real in zip(ids, mask, strict=True)]
+        call = len(recording.rows)
         copies = [queries[:number].count(query) for number, query in enumerate(queries)]
         pairs = zip(queries, copies, strict=True)
-        planned = torch.tensor([_response(one, call, words, seed, copy) for one, copy in pairs], device=ids.device)
+        planned = torch.tensor([_response(query, call, words, seed, copy) for query, copy in pairs], device=ids.device)
         drawn = 0
 
         def draw(probabilities: torch.Tensor, num_samples: int, *_: Any, **__: Any) -> torch.Tensor:
@@ -204,11 +204,11 @@ def fixed_responses(words: int, found: OnPolicyRecording, seed: int) -> Iterator
                 output = generate(self, *args, **kwargs)
         finally:
             torch.multinomial = multinomial
-        found.drawn.append({name: getattr(prepared[0], name, None) for name in DRAWN})
+        recording.drawn.append({name: getattr(prepared[0], name, None) for name in DRAWN})
         for query, row in zip(queries, output.sequences[:, ids.shape[1] :].tolist(), strict=True):
             while row and row[-1] == _PAD:
                 row.pop()
-            found.rows.append((query, row))
+            recording.rows.append((query, row))
         return output
 
     GenerationMixin.generate = fixed
@@ -219,14 +219,14 @@ def fixed_responses(words: int, found: OnPolicyRecording, seed: int) -> Iterator
 
 
 @contextlib.contextmanager
-def watched_training(trainer: Any, trained: Any, found: OnPolicyRecording) -> Iterator[None]:
+def watched_training(trainer: Any, trained: Any, recording: OnPolicyRecording) -> Iterator[None]:
     """Keep the tokens of each micro-batch, and gradients and weights around each step of the optimizer."""
     import torch
 
     def forward(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
             pairs = zip(kwargs["input_ids"], kwargs["attention_mask"].bool(), strict=True)
-            found.micro_batches.append((found.batch, [ids[mask].tolist() for ids, mask in pairs]))
+            recording.micro_batches.append((recording.batch, [ids[mask].tolist() for ids, mask in pairs]))
 
     def tensors(gradients: bool) -> dict[str, torch.Tensor]:
         return {
@@ -239,10 +239,10 @@ def watched_training(trainer: Any, trained: Any, found: OnPolicyRecording) -> It
 
     def before(*_: Any) -> None:
         rate = float(inner.param_groups[0]["lr"])
-        found.steps.append(OnPolicyStep(len(found.micro_batches), rate, tensors(gradients=True), {}))
+        recording.steps.append(OnPolicyStep(len(recording.micro_batches), rate, tensors(gradients=True), {}))
 
     def after(*_: Any) -> None:
-        found.steps[-1].weights = tensors(gradients=False)
+        recording.steps[-1].weights = tensors(gradients=False)
 
     inner = trainer.optimizer
     while hasattr(inner, "optimizer"):

@@ -68,10 +68,10 @@ class OnPolicyRecording:
         """All rows of a batch, or ``None`` where this release does not show it."""
         import torch
 
-        parts = [each for number, each in self.seen.get(name, []) if number == batch]
+        parts = [values for number, values in self.seen.get(name, []) if number == batch]
         if not parts:
             return None
         if parts[0].dim() == 1:
             return torch.cat(parts)
-        width = max(each.shape[-1] for each in parts)
-        return torch.cat([torch.nn.functional.pad(each, (0, width - each.shape[-1])) for each in parts])
+        width = max(part.shape[-1] for part in parts)
+        return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[-1])) for part in parts])

@@ -92,7 +92,7 @@ def build_trainer(
     """
 
     models = load_models(model)  # before the configuration
-    given = {
+    trainer_arguments = {
         "args": config(config_cls, **settings),
         "processing_class": model.tokenizer,
         **vars(models),
@@ -102,9 +102,9 @@ def build_trainer(
     }
     if before is not None:
         before()
-    given = {name: value for name, value in given.items() if value is not OMITTED}
+    trainer_arguments = {name: value for name, value in trainer_arguments.items() if value is not OMITTED}
     chosen = cls or trainer_class(subject)
-    return chosen(**renamed(trainer_class(subject), given))
+    return chosen(**renamed(trainer_class(subject), trainer_arguments))
 
 
 def config(cls: Any = None, /, **settings: Any) -> Any:

@@ -40,19 +40,19 @@ def expected_quantities(
     if documented_rows is not None:
         yield Quantity("data[rows of a batch]", "training", torch.tensor([float(documented_rows)]))
     for batch, step in enumerate(steps):
-        made, place = step.experience, f"batch {batch}"
-        mask, states = made.tokens.completion_mask, made.step_mask
+        experience, place = step.experience, f"batch {batch}"
+        mask, states = experience.tokens.completion_mask, experience.step_mask
         yield Quantity("mask", place, mask.double(), torch.ones_like(mask))
-        yield Quantity("logprobs", place, made.logprobs, mask)
-        yield Quantity("reference_logprobs", place, made.reference_logprobs, mask)
-        yield Quantity("values", place, made.values, states)
-        yield Quantity("scores", place, made.scores)
-        yield Quantity("rewards", place, made.rewards, states)
-        yield Quantity("whitened_rewards", place, made.whitened_rewards, states)
-        yield Quantity("estimates", place, made.returns - made.values, mask)
-        yield Quantity("advantages", place, made.advantages, mask)
-        for one in expected_steps(step.optimizer_steps, place, ("logprobs",)):
-            yield dataclasses.replace(one, stage="new_logprobs") if one.stage == "logprobs" else one
+        yield Quantity("logprobs", place, experience.logprobs, mask)
+        yield Quantity("reference_logprobs", place, experience.reference_logprobs, mask)
+        yield Quantity("values", place, experience.values, states)
+        yield Quantity("scores", place, experience.scores)
+        yield Quantity("rewards", place, experience.rewards, states)
+        yield Quantity("whitened_rewards", place, experience.whitened_rewards, states)
+        yield Quantity("estimates", place, experience.returns - experience.values, mask)
+        yield Quantity("advantages", place, experience.advantages, mask)
+        for quantity in expected_steps(step.optimizer_steps, place, ("logprobs",)):
+            yield dataclasses.replace(quantity, stage="new_logprobs") if quantity.stage == "logprobs" else quantity
         if logging_steps == 1:  # what a line says of several batches is not documented
             for name, value in step.logs.items():
                 yield Quantity(f"logs[{name}]", place, torch.tensor([value], dtype=torch.float64))

@@ -66,7 +66,7 @@ def record(
     Returns:
         What was recorded, and the models as they were before.
     """
-    values = on_policy.arguments_of({name: each for name, each in setting.items() if name not in AXES})
+    values = on_policy.arguments_of({name: value for name, value in setting.items() if name not in AXES})
     on_policy.seeded()
     # Releases before 0.17 have num_mini_batches times as many rows in a batch.
     rows = on_policy.rows_of_batches() * values.get("num_mini_batches", 1)
@@ -80,19 +80,19 @@ def record(
     reference_model = getattr(trainer, "ref_model", None) or trainer.ref_policy
     on_policy.move(reference_model, seed=3)
     models = (trained.policy, trained.value_model, trainer.reward_model, reference_model)
-    before = Untrained(*(copy.deepcopy(each).cpu() for each in models))
-    found = on_policy.recording(trainer)
-    found.asked = {name: values[name] for name in ("run_name",) if name in values}
+    before = Untrained(*(copy.deepcopy(module).cpu() for module in models))
+    recording = on_policy.recording(trainer)
+    recording.asked = {name: values[name] for name in ("run_name",) if name in values}
     with (
-        on_policy.fixed_responses(model.words, found, seed),
-        _watched_functions(trainer, found),
-        on_policy.watched_training(trainer, trained, found),
+        on_policy.fixed_responses(model.words, recording, seed),
+        _watched_functions(trainer, recording),
+        on_policy.watched_training(trainer, trained, recording),
         on_policy.few_objects(),
     ):
         trainer.train()
-    found.logs = objects.logged(trainer)
-    found.collated = sum(collated) if setting.get("given") == "collator" else None
-    return found, before
+    recording.logs = objects.logged(trainer)
+    recording.collated = sum(collated) if setting.get("given") == "collator" else None
+    return recording, before
 
 
 def _arguments(model: TinyModel, setting: Mapping[str, Any], collated: list[int]) -> dict[str, Any]:
@@ -101,29 +101,29 @@ def _arguments(model: TinyModel, setting: Mapping[str, Any], collated: list[int]
     Args:
         collated: where the user's own collator keeps of how many rows it made a batch.
     """
-    found: dict[str, Any] = {}
-    policy, given = setting.get("policy"), setting.get("given")
+    arguments: dict[str, Any] = {}
+    policy, kind = setting.get("policy"), setting.get("given")
     if policy:
-        found["model"] = objects.load_models(model).model
+        arguments["model"] = objects.load_models(model).model
     if policy == "generation_settings":
-        found["model"].generation_config.update(temperature=0.3, top_k=7, top_p=0.8, repetition_penalty=1.3)
+        arguments["model"].generation_config.update(temperature=0.3, top_k=7, top_p=0.8, repetition_penalty=1.3)
     elif policy == "checkpointing":
-        found["model"].gradient_checkpointing_enable()
+        arguments["model"].gradient_checkpointing_enable()
     elif policy == "peft_model":
         from peft import get_peft_model
 
-        found["model"] = get_peft_model(found["model"], objects.lora())
-    if given in ("no_train_dataset", "no_value_model"):
-        found[given.removeprefix("no_")] = None if given == "no_train_dataset" else objects.OMITTED
-    elif given in ("peft_config", "peft_mapping"):
-        found["peft_config"] = objects.lora() if given == "peft_config" else {"r": 4}
-    elif given == "collator":
-        found["data_collator"] = on_policy.collator(model.tokenizer, collated)
-    return found
+        arguments["model"] = get_peft_model(arguments["model"], objects.lora())
+    if kind in ("no_train_dataset", "no_value_model"):
+        arguments[kind.removeprefix("no_")] = None if kind == "no_train_dataset" else objects.OMITTED
+    elif kind in ("peft_config", "peft_mapping"):
+        arguments["peft_config"] = objects.lora() if kind == "peft_config" else {"r": 4}
+    elif kind == "collator":
+        arguments["data_collator"] = on_policy.collator(model.tokenizer, collated)
+    return arguments
 
 
 @contextlib.contextmanager
-def _watched_functions(trainer: Any, found: OnPolicyRecording) -> Iterator[None]:
+def _watched_functions(trainer: Any, recording: OnPolicyRecording) -> Iterator[None]:
     """Keep what the functions give that the trainer's module calls by a name of its own."""
     import sys
     from unittest import mock
@@ -137,33 +137,33 @@ def _watched_functions(trainer: Any, found: OnPolicyRecording) -> Iterator[None]
 
     def log_softmax(logits: torch.Tensor, index: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         nonlocal expected
-        given: torch.Tensor = originals["selective_log_softmax"](logits, index, *args, **kwargs)
+        logprobs: torch.Tensor = originals["selective_log_softmax"](logits, index, *args, **kwargs)
         if torch.is_grad_enabled():
-            found.see("new_logprobs", given)
+            recording.see("new_logprobs", logprobs)
         else:  # of each part of a batch first the policy's, then the reference model's
-            found.see(expected, given)
+            recording.see(expected, logprobs)
             expected = "reference_logprobs" if expected == "logprobs" else "logprobs"
-        return given
+        return logprobs
 
     def reward(model: Any, ids: torch.Tensor, pad: int, context_length: int) -> Any:
-        given = originals["get_reward"](model, ids, pad, context_length)
+        outputs = originals["get_reward"](model, ids, pad, context_length)
         if model is trainer.reward_model:
-            found.see("scores", given[1].reshape(-1))
+            recording.see("scores", outputs[1].reshape(-1))
         else:
-            found.see("values", given[0][:, context_length - 1 : -1].squeeze(-1))
-        return given
+            recording.see("values", outputs[0][:, context_length - 1 : -1].squeeze(-1))
+        return outputs
 
     def whiten(values: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
-        given: torch.Tensor = originals["masked_whiten"](values, mask, shift_mean)
+        whitened: torch.Tensor = originals["masked_whiten"](values, mask, shift_mean)
         # The first call of a batch is for rewards, where these are whitened.
-        if trainer.args.whiten_rewards and found.of_batch("rewards", found.batch) is None:
-            found.see("rewards", values)
-            found.see("whitened_rewards", given)
+        if trainer.args.whiten_rewards and recording.of_batch("rewards", recording.batch) is None:
+            recording.see("rewards", values)
+            recording.see("whitened_rewards", whitened)
         else:
-            found.see("estimates", values)
-            found.see("advantages", given)
-            found.see("mask", mask)
-        return given
+            recording.see("estimates", values)
+            recording.see("advantages", whitened)
+            recording.see("mask", mask)
+        return whitened
 
     watched = {"selective_log_softmax": log_softmax, "get_reward": reward, "masked_whiten": whiten}
     originals = {name: getattr(module, name) for name in watched if hasattr(module, name)}

@@ -94,16 +94,16 @@ class RewardAdapter(SupervisedAdapter):
 
         def from_state(state: int) -> Any:
             torch.manual_seed(state)
-            given: dict[str, Any] = {
+            arguments: dict[str, Any] = {
                 "model": _policy(model, setting),
                 "args": config,
                 "train_dataset": data.dataset(model, setting, seed, "training"),
                 **extra,
             }
-            made = built(trainer_class, given, setting)
+            trainer = built(trainer_class, arguments, setting)
             if setting.get("model") == "language_model":
-                _known_head(made, model)
-            return made
+                _known_head(trainer, model)
+            return trainer
 
         if setting.get("model") == "language_model":
             from_state(1)
@@ -116,11 +116,11 @@ class RewardAdapter(SupervisedAdapter):
         trainer.shows_samples = data.kind_of(setting) == "pretokenised"
         evaluating.evaluate(trainer, setting, lambda: data.dataset(model, setting, seed, "evaluation"))
 
-    def watched(self, trainer_class: type, found: Recording) -> type:
+    def watched(self, trainer_class: type, recording: Recording) -> type:
         """Without the table of samples that releases until 0.23 compute and print before each evaluation, but where the
         trainer has no evaluation set to take them from, and was given one that it need not prepare; and with the heads
         that a language model gets whenever a trainer is built."""
-        heads = {"heads": found.beside.setdefault("heads", [])}
+        heads = {"heads": recording.beside.setdefault("heads", [])}
         if not hasattr(trainer_class, "visualize_samples"):
             return type(trainer_class.__name__, (trainer_class,), heads)
 
@@ -149,28 +149,28 @@ class RewardAdapter(SupervisedAdapter):
             yield Difference("head[seed]", "built again", [0.0], [largest], largest, 0.0)
 
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
-        found = Read([])
+        read = Read([])
         if "input_ids_chosen" in inputs:
             sides = [(inputs[f"input_ids_{name}"], inputs[f"attention_mask_{name}"]) for name in ("chosen", "rejected")]
         else:
             half = len(inputs["input_ids"]) // 2
             ids, mask = inputs["input_ids"], inputs["attention_mask"]
             sides = [(ids[:half], mask[:half]), (ids[half:], mask[half:])]
-        columns = [_unpadded(ids.tolist(), mask.tolist(), found) for ids, mask in sides]
+        columns = [_unpadded(ids.tolist(), mask.tolist(), read) for ids, mask in sides]
         margins = inputs["margin"].tolist() if inputs.get("margin") is not None else None
         for number, (chosen, rejected) in enumerate(zip(*columns, strict=True)):
             row: dict[str, tuple[float, ...]] = {"chosen_ids": chosen, "rejected_ids": rejected}
             if margins is not None:
                 row["margin"] = (margins[number],)
-            found.rows.append(row)
+            read.rows.append(row)
         multiple = arguments.get("pad_to_multiple_of")
         if isinstance(multiple, int):
-            found.problems += [
+            read.problems += [
                 ("data[width]", f"a multiple of {multiple}", ids.shape[1])
                 for ids, _ in sides
                 if ids.shape[1] % multiple
             ]
-        return found
+        return read
 
     def expected_rows(
         self, model: TinyModel, setting: Mapping[str, Any], arguments: Mapping[str, Any], seed: int, part: str
@@ -182,15 +182,15 @@ class RewardAdapter(SupervisedAdapter):
 
     def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
         built_of = "" if setting.get("model") in ("name", "language_model") else setting.get("model")
-        found = _policy(model, {**setting, "model": built_of})
+        policy = _policy(model, {**setting, "model": built_of})
         if setting.get("adapter") in ("peft_config", "both"):
             from peft import get_peft_model
 
-            found = get_peft_model(found, _adapter(setting))
-            objects.fill_adapter(found)
+            policy = get_peft_model(policy, _adapter(setting))
+            objects.fill_adapter(policy)
         # "finds the last token that is not a padding token in each row", says Transformers of such models.
-        found.config.pad_token_id = data.padding_of(model, setting)
-        return (found.eval(),)
+        policy.config.pad_token_id = data.padding_of(model, setting)
+        return (policy.eval(),)
 
     def settings(
         self,
@@ -220,32 +220,32 @@ def _policy(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     """
     import torch
 
-    found = objects.reward_model(model)
-    found.config.pad_token_id = data.tokenizer(model, setting).pad_token_id
+    policy = objects.reward_model(model)
+    policy.config.pad_token_id = data.tokenizer(model, setting).pad_token_id
     if setting.get("model") == "bfloat16":
-        found = found.to(torch.bfloat16)
+        policy = policy.to(torch.bfloat16)
     elif setting.get("model") == "changed":
         with torch.no_grad():
-            for parameter in found.parameters():
+            for parameter in policy.parameters():
                 parameter.mul_(1.25)
     elif setting.get("model") == "two_outputs":
-        found.score = torch.nn.Linear(found.score.in_features, 2, bias=False)
-        found.config.num_labels = found.num_labels = 2
+        policy.score = torch.nn.Linear(policy.score.in_features, 2, bias=False)
+        policy.config.num_labels = policy.num_labels = 2
     elif setting.get("model") == "language_model":
         return str(model.path)
     elif setting.get("model") == "name":
-        return saved(found)
+        return saved(policy)
     if setting.get("dropout") == "attention":
-        for module in found.modules():
+        for module in policy.modules():
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.5
-        found.config.attention_dropout = 0.5
+        policy.config.attention_dropout = 0.5
     if setting.get("adapter") in ("peft_model", "both"):
         from peft import get_peft_model
 
-        found = get_peft_model(found, _adapter(setting))
-        objects.fill_adapter(found)
-    return found
+        policy = get_peft_model(policy, _adapter(setting))
+        objects.fill_adapter(policy)
+    return policy
 
 
 def _known_head(trainer: Any, model: TinyModel) -> None:
@@ -268,13 +268,13 @@ def _adapter(setting: Mapping[str, Any]) -> Any:
     return LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], lora_dropout=dropout, **head)
 
 
-def _unpadded(ids: list[list[int]], masks: list[list[int]], found: Read) -> list[tuple[int, ...]]:
+def _unpadded(ids: list[list[int]], masks: list[list[int]], read: Read) -> list[tuple[int, ...]]:
     rows = []
     for row, mask in zip(ids, masks, strict=True):
-        kept = [number for number, there in enumerate(mask) if there]
-        if kept and kept != list(range(kept[0], kept[-1] + 1)):
-            found.problems.append(("data[attention_mask]", "padding on one side", str(mask)))
-        rows.append(tuple(row[each] for each in kept))
+        places = [number for number, there in enumerate(mask) if there]
+        if places and places != list(range(places[0], places[-1] + 1)):
+            read.problems.append(("data[attention_mask]", "padding on one side", str(mask)))
+        rows.append(tuple(row[place] for place in places))
     return rows
 
 

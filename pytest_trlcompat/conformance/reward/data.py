@@ -48,26 +48,26 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     ``same_end``: its padding is its end of sequence. ``no_padding``: it has none. ``right``: it pads on the right.
     ``beginning``: it begins every text with :data:`BEGINNING`, as its chat template does.
     """
-    found = copy.deepcopy(model.tokenizer)
-    wanted = setting.get("tokenizer", "")
-    if wanted == "same_end":
-        found.pad_token = found.eos_token
-    elif wanted == "no_padding":
-        found.pad_token = None
-    elif wanted == "right":
-        found.padding_side = "right"
-    elif wanted == "beginning":
+    processing_class = copy.deepcopy(model.tokenizer)
+    kind = setting.get("tokenizer", "")
+    if kind == "same_end":
+        processing_class.pad_token = processing_class.eos_token
+    elif kind == "no_padding":
+        processing_class.pad_token = None
+    elif kind == "right":
+        processing_class.padding_side = "right"
+    elif kind == "beginning":
         from tokenizers import processors
 
-        number = found.convert_tokens_to_ids(BEGINNING)
-        found._tokenizer.post_processor = processors.TemplateProcessing(
+        number = processing_class.convert_tokens_to_ids(BEGINNING)
+        processing_class._tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{BEGINNING} $A", pair=f"{BEGINNING} $A $B", special_tokens=[(BEGINNING, number)]
         )
-        found.bos_token = BEGINNING
-        found.chat_template = "{{ bos_token + ' ' }}" + found.chat_template
+        processing_class.bos_token = BEGINNING
+        processing_class.chat_template = "{{ bos_token + ' ' }}" + processing_class.chat_template
     if kind_of(setting) == "conversational_kwargs":
-        found.chat_template = _SWITCH + found.chat_template
-    return found
+        processing_class.chat_template = _SWITCH + processing_class.chat_template
+    return processing_class
 
 
 def padding_of(model: TinyModel, setting: Mapping[str, Any]) -> int:
@@ -81,7 +81,7 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
     """As a user has them; of unequal lengths, each different from all others by its first two words."""
     dice = random.Random(f"{seed}/{part}")
     kind = kind_of(setting)
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for number in dice.sample(range(_WORDS**2), ROWS[part]):
         prompt = " ".join(f"w{word}" for word in divmod(number, _WORDS))
         answers = [" ".join(f"w{dice.randrange(_WORDS)}" for _ in range(dice.randint(1, 7))) for _ in _PAIRS]
@@ -104,8 +104,8 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
             example["chat_template_kwargs"] = {"w59": True}
         if setting.get("margins"):
             example["margin"] = dice.choice([0.25, 1.0, 2.5])
-        found.append(example)
-    return found
+        rows.append(example)
+    return rows
 
 
 def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
@@ -114,8 +114,8 @@ def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) 
     rows = examples(model, setting, seed, part)
     if kind_of(setting) == "pretokenised":
         rows = [_tokenised(row) for row in rows]
-    found = Dataset.from_list(rows)
-    return found.to_iterable_dataset() if setting.get("stream") and part == "training" else found
+    in_memory = Dataset.from_list(rows)
+    return in_memory.to_iterable_dataset() if setting.get("stream") and part == "training" else in_memory
 
 
 def _tokenised(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def expected_rows(
     words, kind = tokenizer(model, setting), kind_of(setting)
     words.chat_template = TEMPLATES["other"] if setting.get("template") else words.chat_template
     limit = arguments.get("max_length")
-    found: list[Row] = []
+    rows: list[Row] = []
     for example in examples(model, setting, seed, part):
         row: dict[str, tuple[float, ...]] = {}
         for name, column in _PAIRS:
@@ -164,8 +164,8 @@ def expected_rows(
             row["margin"] = (example["margin"],)
         longest = max(len(row[column]) for _, column in _PAIRS)
         if undecided.too_long == "kept" or limit is None or longest <= limit:
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows
 
 
 def _tokens(example: Mapping[str, Any], name: str, kind: str, words: Any, setting: Mapping[str, Any]) -> list[int]:

@@ -80,30 +80,30 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
 
     if setting.get("images"):
         model = images.vision_model(model)
-    found = copy.deepcopy(model.tokenizer)
-    wanted = setting.get("tokenizer", "")
-    found.padding_side = "left" if wanted == "left" else "right"  # old releases ask for the right side
-    kind = "tools" if setting.get("data") in ("tools", "calls") else wanted
-    found.chat_template = None if wanted == "no_template" else TEMPLATES.get(kind, TEMPLATES[""])
-    if wanted in FAMILIES:
-        _with_markers(found, wanted)
-    if wanted == "same_end":
-        found.pad_token = found.eos_token
-    elif wanted == "no_padding":
-        found.pad_token = None
-    elif wanted == "beginning":
+    processing_class = copy.deepcopy(model.tokenizer)
+    variant = setting.get("tokenizer", "")
+    processing_class.padding_side = "left" if variant == "left" else "right"  # old releases ask for the right side
+    kind = "tools" if setting.get("data") in ("tools", "calls") else variant
+    processing_class.chat_template = None if variant == "no_template" else TEMPLATES.get(kind, TEMPLATES[""])
+    if variant in FAMILIES:
+        _with_markers(processing_class, variant)
+    if variant == "same_end":
+        processing_class.pad_token = processing_class.eos_token
+    elif variant == "no_padding":
+        processing_class.pad_token = None
+    elif variant == "beginning":
         from tokenizers import processors
 
-        number = found.convert_tokens_to_ids(BOS)
-        found._tokenizer.post_processor = processors.TemplateProcessing(
+        number = processing_class.convert_tokens_to_ids(BOS)
+        processing_class._tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, number)]
         )
-        found.bos_token = BOS
-        found.chat_template = "{{ bos_token + ' ' }}" + found.chat_template
+        processing_class.bos_token = BOS
+        processing_class.chat_template = "{{ bos_token + ' ' }}" + processing_class.chat_template
     if not setting.get("images"):
-        return found
-    found.chat_template = found.chat_template.replace("message['content']", images.CONTENT)
-    return images.processor(model, setting, found)
+        return processing_class
+    processing_class.chat_template = processing_class.chat_template.replace("message['content']", images.CONTENT)
+    return images.processor(model, setting, processing_class)
 
 
 def _with_markers(words: Any, family: str) -> None:
@@ -144,25 +144,25 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
     def turn() -> list[dict[str, str]]:
         return [{"role": "user", "content": words(1, 3)}, {"role": "assistant", "content": words(1, 4)}]
 
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for number in firsts:
         begun = " ".join(f"w{word}" for word in divmod(number, 40))
         if kind == "messages":
             asked = [{"role": "user", "content": begun}, {"role": "assistant", "content": words(1, 6)}]
-            found.append({"messages": asked})
+            rows.append({"messages": asked})
         elif kind == "asked_again":
-            found.append({"messages": [{"role": "user", "content": begun}, *turn()[::-1]]})
+            rows.append({"messages": [{"role": "user", "content": begun}, *turn()[::-1]]})
         elif kind == "reasoned":
             answer = f"{words(1, 2)} </think> {words(1, 3)}"
             asked = [{"role": "user", "content": begun}, {"role": "assistant", "content": answer}]
-            found.append({"messages": asked})
+            rows.append({"messages": asked})
         elif kind == "turns":
             first = [{"role": "user", "content": begun}, {"role": "assistant", "content": words(1, 3)}]
-            found.append({"messages": [*first, *turn(), *(turn() if dice.random() < 0.5 else [])]})
+            rows.append({"messages": [*first, *turn(), *(turn() if dice.random() < 0.5 else [])]})
         elif kind == "tools":
             name = f"w{dice.randrange(40)}"
             called = [{"type": "function", "function": {"name": name, "arguments": {"w1": words(1, 2)}}}]
-            found.append(
+            rows.append(
                 {
                     "messages": [
                         {"role": "user", "content": begun},
@@ -176,42 +176,42 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
         elif kind == "calls":
             name = begun
             called = [{"type": "function", "function": {"name": name, "arguments": {"w1": words(1, 2)}}}]
-            found.append({"messages": [{"role": "assistant", "tool_calls": called}], "tools": [_tool(name)]})
+            rows.append({"messages": [{"role": "assistant", "tool_calls": called}], "tools": [_tool(name)]})
         elif kind == "system":
-            found.append({"messages": [{"role": "system", "content": begun}, *turn()]})
+            rows.append({"messages": [{"role": "system", "content": begun}, *turn()]})
         elif kind == "prompt_turns_completion":
             first = [{"role": "user", "content": begun}, {"role": "assistant", "content": words(1, 3)}]
             completion = [{"role": "assistant", "content": words(1, 4)}]
-            found.append({"prompt": [*first, {"role": "user", "content": words(1, 2)}], "completion": completion})
+            rows.append({"prompt": [*first, {"role": "user", "content": words(1, 2)}], "completion": completion})
         elif kind == "conversations":
             asked = [{"from": "user", "value": begun}, {"from": "assistant", "value": words(1, 6)}]
-            found.append({"conversations": asked})
+            rows.append({"conversations": asked})
         elif kind == "labels":
             ids = model.tokenizer(f"{begun} {words(2, 8)} <eos>", add_special_tokens=False)["input_ids"]
-            found.append({"input_ids": ids, "labels": [_IGNORED, _IGNORED, *ids[2:]]})
+            rows.append({"input_ids": ids, "labels": [_IGNORED, _IGNORED, *ids[2:]]})
         elif kind == "prompt_completion_messages":
             completion = [{"role": "assistant", "content": words(1, 6)}]
-            found.append(
+            rows.append(
                 {"prompt": [{"role": "user", "content": f"{begun} {words(0, 3)}".strip()}], "completion": completion}
             )
         elif kind in ("prompt_completion", "long_prompts"):
             prompt = f"{begun} {words(8, 9) if kind == 'long_prompts' and dice.random() < 0.4 else words(0, 4)}".strip()
-            found.append({"prompt": prompt, "completion": f" {words(1, 6)}"})
+            rows.append({"prompt": prompt, "completion": f" {words(1, 6)}"})
         elif kind == "other_field":
-            found.append({"body": f"{begun} {words(1, 8)}"})
+            rows.append({"body": f"{begun} {words(1, 8)}"})
         elif kind == "questions":
-            found.append({"question": begun, "answer": words(1, 6)})
+            rows.append({"question": begun, "answer": words(1, 6)})
         elif kind == "ended":
-            found.append({"text": f"{begun} {words(1, 8)}" + (" <eos>" if dice.random() < 0.5 else "")})
+            rows.append({"text": f"{begun} {words(1, 8)}" + (" <eos>" if dice.random() < 0.5 else "")})
         elif kind in ("input_ids", "input_ids_messages"):
             text = f"{begun} {words(1, 8)} <eos>"
             beside = {"messages": [{"role": "user", "content": begun}]} if kind == "input_ids_messages" else {}
-            found.append({"input_ids": model.tokenizer(text, add_special_tokens=False)["input_ids"], **beside})
+            rows.append({"input_ids": model.tokenizer(text, add_special_tokens=False)["input_ids"], **beside})
         else:
-            found.append({"text": f"{begun} {words(1, 8)}"})
+            rows.append({"text": f"{begun} {words(1, 8)}"})
     if setting.get("images") == "placeholders":
-        return [{name: images.structured(each) for name, each in row.items()} for row in found]
-    return found
+        return [{name: images.structured(messages) for name, messages in row.items()} for row in rows]
+    return rows
 
 
 def _tool(name: str) -> dict[str, Any]:
@@ -224,17 +224,17 @@ def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) 
     """As a user gives it. ``transform``: its texts are written anew, with other words, whenever they are read."""
     from datasets import Dataset
 
-    found = images.added(Dataset.from_list(examples(model, setting, seed, part)), setting, seed, part)
+    rows = images.added(Dataset.from_list(examples(model, setting, seed, part)), setting, seed, part)
     if setting.get("transform"):
         dice = random.Random(seed)
-        return found.with_transform(lambda batch: {"text": [f"{text} w{dice.randrange(40)}" for text in batch["text"]]})
-    return found.to_iterable_dataset() if setting.get("stream") and part == "training" else found
+        return rows.with_transform(lambda batch: {"text": [f"{text} w{dice.randrange(40)}" for text in batch["text"]]})
+    return rows.to_iterable_dataset() if setting.get("stream") and part == "training" else rows
 
 
 def formatted(example: Mapping[str, Any]) -> Any:
     """What ``formatting_func`` makes of questions and answers, of one or of a batch."""
     if isinstance(example["question"], list):
-        return [_formatted(*each) for each in zip(example["question"], example["answer"], strict=True)]
+        return [_formatted(*pair) for pair in zip(example["question"], example["answer"], strict=True)]
     return _formatted(example["question"], example["answer"])
 
 
@@ -259,14 +259,14 @@ def expected_rows(
     raw = examples(model, setting, seed, part)
     if setting.get("images") not in (None, "", "unused"):
         return [
-            _with_images(model, setting, arguments, each, images.images_of(setting, seed, part, row))
-            for row, each in enumerate(raw)
+            _with_images(model, setting, arguments, example, images.images_of(setting, seed, part, row))
+            for row, example in enumerate(raw)
         ]
-    whole = [_row(each, model, setting, arguments, undecided) for each in raw]
+    whole = [_row(example, model, setting, arguments, undecided) for example in raw]
     if strategy == "wrapped":
         blocks = reference.wrapped_blocks(whole, limit, undecided.wrapped_remainder)
-        return [{**each, "labels": (reference.IGNORED, *each["labels"][1:])} for each in blocks]
-    found: list[Row] = []
+        return [{**block, "labels": (reference.IGNORED, *block["labels"][1:])} for block in blocks]
+    rows: list[Row] = []
     for row in whole:
         if strategy == "bfd_split":
             pieces = {name: reference.split_rows(values, limit) for name, values in row.items()}
@@ -276,8 +276,8 @@ def expected_rows(
             is_dropped = undecided.rows_without_labels == "dropped" and limit and strategy != "bfd_split"
             if is_dropped and set(labels) <= {reference.IGNORED}:
                 continue
-            found.append({"input_ids": ids, "labels": (reference.IGNORED, *labels[1:])})
-    return found
+            rows.append({"input_ids": ids, "labels": (reference.IGNORED, *labels[1:])})
+    return rows
 
 
 def _with_images(
@@ -304,11 +304,11 @@ def _with_images(
         for number, message in enumerate(messages, 1):
             end = len(images.processed(words, messages[:number], pictures)[0])
             counts += [False, *[message["role"] == "assistant"] * (end - len(counts) - 1)]
-    labels = [each if counted else reference.IGNORED for each, counted in zip(ids, counts, strict=True)]
-    found: dict[str, Any] = {"input_ids": ids[:limit], "labels": tuple(labels[:limit])}
+    labels = [token if counted else reference.IGNORED for token, counted in zip(ids, counts, strict=True)]
+    row: dict[str, Any] = {"input_ids": ids[:limit], "labels": tuple(labels[:limit])}
     if "pixel_values" in inputs:
-        found["images"] = images.digests(inputs)
-    return found
+        row["images"] = images.digests(inputs)
+    return row
 
 
 def packing(arguments: Mapping[str, Any], part: str) -> str:
@@ -351,12 +351,12 @@ def _row(
         counts = [place >= answered for place in range(len(ids))]
     if arguments.get("assistant_only_loss"):
         generated = _generated(example, words)
-        counts = [both and each for both, each in zip(counts, generated, strict=True)]
+        counts = [counted and is_generated for counted, is_generated in zip(counts, generated, strict=True)]
     from pytest_trlcompat.reference import IGNORED
 
     return {
         "input_ids": ids,
-        "labels": [each if counted else IGNORED for each, counted in zip(ids, counts, strict=True)],
+        "labels": [token if counted else IGNORED for token, counted in zip(ids, counts, strict=True)],
     }
 
 
@@ -368,7 +368,7 @@ def _tokens(
         return list(example["input_ids"]), 0
     prompt, messages = example.get("prompt", ""), example.get("messages")
     if "conversations" in example:
-        messages = [{"role": each["from"], "content": each["value"]} for each in example["conversations"]]
+        messages = [{"role": turn["from"], "content": turn["value"]} for turn in example["conversations"]]
     if isinstance(prompt, list):
         messages = [*prompt, *example["completion"]]
     elif prompt and undecided.prompt_completion_as == "conversation":
@@ -400,15 +400,15 @@ def _encoded(words: Any, text: str) -> list[int]:
 def _generated(example: Mapping[str, Any], words: Any) -> list[bool]:
     """Which tokens an assistant has generated: those behind the word for its role, until the end of the message."""
     messages = example.get("messages") or [*example["prompt"], *example["completion"]]
-    found: list[bool] = []
-    if family := next((each for each in FAMILIES.values() if each[0].strip() in words.chat_template), None):
+    generated: list[bool] = []
+    if family := next((markers for markers in FAMILIES.values() if markers[0].strip() in words.chat_template), None):
         return _between(words, words.apply_chat_template(messages, tokenize=False), *family)
     if words.bos_token is not None and words.chat_template.startswith("{{ bos_token"):
-        found.append(False)
+        generated.append(False)
     for message in messages:
         size = len(_encoded(words, message["content"])) + 1
-        found += [False, *[message["role"] == "assistant"] * size]
-    return found
+        generated += [False, *[message["role"] == "assistant"] * size]
+    return generated
 
 
 def _between(words: Any, text: str, begins: str, ends: str) -> list[bool]:

@@ -47,10 +47,10 @@ def compare_with_reference(
     def computed(models: tuple[torch.nn.Module, ...]) -> expected.ExpectedTraining:
         return expected.computed(recordings, adapter, models, conventions)
 
-    found = quantities.compare(
+    result = quantities.compare(
         recordings,
         computed(models),
-        lambda: [computed(each) for each in comparison.neighbours(*models)],
+        lambda: [computed(changed) for changed in comparison.neighbours(*models)],
         int(transformers.__version__.partition(".")[0]),
         expected_rows,
         adapter.only_in_training,
@@ -58,4 +58,4 @@ def compare_with_reference(
         extra_differences,
         conventions.unrecorded_with(recordings[0].arguments),
     )
-    return found._replace(compared=found.compared + sum(len(one.micro_batches) for one in recordings))
+    return result._replace(compared=result.compared + sum(len(recording.micro_batches) for recording in recordings))

@@ -37,46 +37,46 @@ SINCE: Mapping[tuple[str, Any], str] = {
 _PRECISION = "ACCELERATE_MIXED_PRECISION"
 
 
-def built(trainer_class: type, given: Mapping[str, Any], setting: Mapping[str, Any]) -> Any:
+def built(trainer_class: type, arguments: Mapping[str, Any], setting: Mapping[str, Any]) -> Any:
     """The trainer, with its arguments as the axis ``given`` has them.
 
     One that is built twice keeps as ``fingerprints`` those of both prepared training sets, by which the cache of
     ``datasets`` knows them.
 
     Args:
-        given: the arguments as they are without it.
+        arguments: the arguments as they are without it.
     """
     kind = setting.get("given")
     if kind == "no_train_dataset":
-        given = {**given, "train_dataset": None}
+        arguments = {**arguments, "train_dataset": None}
     elif kind == "peft_mapping":
-        given = {**given, "peft_config": {"r": 4}}
+        arguments = {**arguments, "peft_config": {"r": 4}}
     if kind == "no_arguments":
-        _of_defaults(trainer_class, {name: value for name, value in given.items() if name != "args"})
-    before = trainer_class(**{**given, "args": _elsewhere(given["args"])}) if kind == "twice" else None
-    trainer = trainer_class(**given)
+        _of_defaults(trainer_class, {name: value for name, value in arguments.items() if name != "args"})
+    before = trainer_class(**{**arguments, "args": _elsewhere(arguments["args"])}) if kind == "twice" else None
+    trainer = trainer_class(**arguments)
     if before is not None:
-        trainer.fingerprints = [each.train_dataset._fingerprint for each in (before, trainer)]
+        trainer.fingerprints = [prepared.train_dataset._fingerprint for prepared in (before, trainer)]
     return trainer
 
 
 def _elsewhere(args: Any) -> Any:
     """The same arguments with another folder to save in, another ``beta`` and, where nothing is cut, ``padding_free``:
     what is done with tokens later."""
-    found = copy.copy(args)
-    found.output_dir = tempfile.mkdtemp(prefix="trlcompat-")
+    changed = copy.copy(args)
+    changed.output_dir = tempfile.mkdtemp(prefix="trlcompat-")
     if hasattr(args, "beta"):
-        found.beta = args.beta / 2
+        changed.beta = args.beta / 2
     if hasattr(args, "padding_free") and getattr(args, "max_length", 0) is None:
-        found.padding_free = True
-    return found
+        changed.padding_free = True
+    return changed
 
 
-def _of_defaults(trainer_class: type, given: Mapping[str, Any]) -> None:
+def _of_defaults(trainer_class: type, arguments: Mapping[str, Any]) -> None:
     """A trainer without ``args``: defaults ask for bfloat16, which a device may refuse, and rightly so."""
     try:
         with _precision_and_folder_of_its_own():
-            trainer_class(**given)
+            trainer_class(**arguments)
     except ValueError as error:
         if "bf16" not in str(error):
             raise
@@ -124,11 +124,11 @@ def evaluation_argument(setting: Mapping[str, Any], dataset: Callable[[], Any]) 
     kind = str(setting.get("evaluation") or "")
     if kind in ("", "given", "given_sets"):
         return {}
-    made = [dataset() for _ in range(2 if kind.startswith("sets") else 1)]
+    datasets = [dataset() for _ in range(2 if kind.startswith("sets") else 1)]
     if kind.endswith("streamed"):
-        made = [each.to_iterable_dataset() for each in made]
-    return {"eval_dataset": _named(made) if len(made) > 1 else made[0]}
+        datasets = [rows.to_iterable_dataset() for rows in datasets]
+    return {"eval_dataset": _named(datasets) if len(datasets) > 1 else datasets[0]}
 
 
-def _named(made: Sequence[Any]) -> dict[str, Any]:
-    return dict(zip(("first", "second"), made, strict=True))
+def _named(datasets: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(("first", "second"), datasets, strict=True))

@@ -160,7 +160,7 @@ class SupervisedHooks(TrainerAdapter):
         trainer.evaluate()
 
     def surrounding(
-        self, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, found: Recording
+        self, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, recording: Recording
     ) -> AbstractContextManager[None]:
         """In which a trainer is built, trains and evaluates: for one that samples what it trains on, say."""
         return nullcontext()
@@ -181,7 +181,7 @@ class SupervisedHooks(TrainerAdapter):
         """
         return iter(())
 
-    def watched(self, trainer_class: type, found: Recording) -> type:
+    def watched(self, trainer_class: type, recording: Recording) -> type:
         """The trainer, which keeps more of its training: in ``values`` of the newest micro-batch."""
         return trainer_class
 
@@ -191,16 +191,16 @@ class SupervisedHooks(TrainerAdapter):
         if name == "refused" and str(value)[0].isdigit():
             since = f"trl>={value}"
         if since is not None:
-            wanted = Requirement(since)
-            if not wanted.specifier.contains(Version(metadata.version(wanted.name)), prereleases=True):
+            requirement = Requirement(since)
+            if not requirement.specifier.contains(Version(metadata.version(requirement.name)), prereleases=True):
                 return False
         if name in AXES or name in self.axes:
             return True
         described = {
-            each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(self.config_class(trl))
+            field.name: str(field.metadata.get("help", "")) for field in dataclasses.fields(self.config_class(trl))
         }
         if name in self.choices and isinstance(value, str):
-            documented = described.get(name, "") + "".join(str(each.__doc__) for each in self.config_class(trl).__mro__)
+            documented = described.get(name, "") + "".join(str(base.__doc__) for base in self.config_class(trl).__mro__)
             return name in described and re.search(f"['\"`]{re.escape(value)}['\"`]", documented) is not None
         return name in described
 
@@ -208,11 +208,11 @@ class SupervisedHooks(TrainerAdapter):
     def words_argument(trainer_class: type) -> str:
         """The argument that takes the tokenizer, of a class that may pass on all that it is given."""
         taken = [
-            set(inspect.signature(vars(each)["__init__"]).parameters)
-            for each in trainer_class.__mro__
-            if "__init__" in vars(each) and each is not object
+            set(inspect.signature(vars(base)["__init__"]).parameters)
+            for base in trainer_class.__mro__
+            if "__init__" in vars(base) and base is not object
         ]
-        return next(name for each in taken if (name := name_in(each, "processing_class")) is not None)
+        return next(name for names in taken if (name := name_in(names, "processing_class")) is not None)
 
     def known_part(self, trl: Any, setting: Mapping[str, Any]) -> dict[str, Any]:
         """What of a setting this release knows."""
@@ -237,7 +237,7 @@ class SupervisedHooks(TrainerAdapter):
             values |= {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
         if setting.get("resumed"):
             values |= {"save_strategy": "steps", "save_steps": 1}
-        values |= liger.fields(setting, {each.name for each in dataclasses.fields(self.config_class(trl))})
-        given = {name: value for name, value in setting.items() if name not in AXES and name not in self.axes}
-        values |= {name: None if value == "None" else value for name, value in given.items()}
+        values |= liger.fields(setting, {field.name for field in dataclasses.fields(self.config_class(trl))})
+        fields = {name: value for name, value in setting.items() if name not in AXES and name not in self.axes}
+        values |= {name: None if value == "None" else value for name, value in fields.items()}
         return self.config_class(trl)(**self.known_part(trl, values))

@@ -81,14 +81,14 @@ class PreferenceAdapter(SupervisedAdapter):
             extra["ref_model"] = _other(model)
         if setting.get("metrics"):
             extra["compute_metrics"] = _metrics
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "model": policy,
             "args": config,
             "train_dataset": self.dataset(model, setting, seed, "training"),
             self.words_argument(trainer_class): self.tokenizer(model, setting),
             **extra,
         }
-        trainer = built(trainer_class, given, setting)
+        trainer = built(trainer_class, arguments, setting)
         if setting.get("adapter") in objects.NEW_ADAPTERS and fill:
             objects.fill_adapter(trainer.model)
         return trainer
@@ -119,9 +119,9 @@ class PreferenceAdapter(SupervisedAdapter):
         for number, returned in enumerate(recordings[0].returned if setting.get("metrics") else ()):
             seen = returned.get(f"eval_{_OF_TOKENS}")
             if seen != 1.0:
-                said = ["none" if seen is None else "other shapes"]
+                description = ["none" if seen is None else "other shapes"]
                 where = f"evaluation {number}"
-                yield Difference("metrics[predictions]", where, ["logits of tokens"], said, math.inf, 0.0)
+                yield Difference("metrics[predictions]", where, ["logits of tokens"], description, math.inf, 0.0)
 
     def after_step(
         self, models: tuple[torch.nn.Module, ...], settings: reference.SupervisedSettings
@@ -143,8 +143,8 @@ def auxiliary_weight(policy: Any, arguments: Mapping[str, Any]) -> float:
 
 def _on_own_device(trainer_class: type) -> dict[str, Any]:
     """Fields of a config that keep each rank's reference model off device 0; see OneDevicePerRankMixin."""
-    modules = {sys.modules.get(each.__module__) for each in trainer_class.__mro__}
-    if world_size() > 1 and any(hasattr(each, "create_model_from_path") for each in modules):
+    modules = {sys.modules.get(base.__module__) for base in trainer_class.__mro__}
+    if world_size() > 1 and any(hasattr(module, "create_model_from_path") for module in modules):
         return {"model_init_kwargs": {"device_map": None}}
     return {}
 
@@ -164,7 +164,7 @@ def with_dropout(policy: Any, adapter: Any, setting: Mapping[str, Any]) -> Any:
 def _metrics(prediction: Any) -> dict[str, float]:
     """A ``compute_metrics``: 1 where it is given "predictions of the model" and "targets to be matched", by token."""
     logits, targets = prediction.predictions, prediction.label_ids
-    shapes = [getattr(each, "shape", ()) for each in (logits, targets)]
+    shapes = [getattr(array, "shape", ()) for array in (logits, targets)]
     is_right = len(shapes[0]) == 3 and shapes[0][:2] == shapes[1] and bool((targets > 0).any())
     return {_OF_TOKENS: float(is_right)}
 
@@ -173,8 +173,8 @@ def _other(model: TinyModel) -> Any:
     """A model of other weights."""
     import torch
 
-    found = copy.deepcopy(model.new_model())
+    other_model = copy.deepcopy(model.new_model())
     with torch.no_grad():
-        for parameter in found.parameters():
+        for parameter in other_model.parameters():
             parameter.mul_(0.8)
-    return found
+    return other_model

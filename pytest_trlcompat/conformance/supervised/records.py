@@ -81,4 +81,4 @@ class Recording:
     @property
     def training(self) -> list[MicroBatchRecord]:
         """Micro-batches that were trained on."""
-        return [each for each in self.micro_batches if each.evaluation is None]
+        return [batch for batch in self.micro_batches if batch.evaluation is None]
