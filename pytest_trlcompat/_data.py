@@ -1,7 +1,4 @@
-"""Finds the suites and the fixtures: inside the installed package, or next to it in a checkout.
-
-Imports nothing but the standard library.
-"""
+"""Find the suites and the fixtures: inside the installed package, or next to it in a checkout."""
 
 from __future__ import annotations
 

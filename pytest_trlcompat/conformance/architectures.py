@@ -1,7 +1,7 @@
-"""Tiny models of architectures whose logits or positions are computed otherwise than those of most.
+"""Tiny models of architectures that compute logits or positions in unusual ways.
 
-A trainer that computes logits by itself from the last hidden state, or calls a model on padded rows without positions,
-gives other numbers with them. Runs inside a rank; imports the stack only inside functions.
+A trainer that itself computes logits from the last hidden state, or calls a model on padded rows without positions,
+gives wrong numbers with them. Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         ),
     }
 )
-"""Architectures whose logits are more than a matrix times the last hidden state, or whose positions are absolute, by
-name the config's class and what it takes: a scale, a bound, a bias, a layer before the matrix; and GPT-NeoX, whose last
-matrix has a name of its own."""
+"""The config's class and its arguments, by name. The logits of these architectures are more than a matrix times the
+last hidden state (a scale, a bound, a bias, a layer before the matrix), or their positions are absolute; the last
+matrix of GPT-NeoX has an unusual name."""
 SINCE: Mapping[tuple[str, Any], str] = MappingProxyType(
     {
         ("model", "gemma2"): "transformers>=4.42",
@@ -47,15 +47,16 @@ SINCE: Mapping[tuple[str, Any], str] = MappingProxyType(
         ("model", "recurrent_gemma"): "transformers>=5",
     }
 )
-"""The releases with which a training of an architecture can be judged; others are in all that are tried. Until 4.57
-RecurrentGemma cannot be trained for a second step, and ModernBertDecoder takes means over tokens by itself."""
+"""The releases with which a training of an architecture can be judged; the other architectures are in all releases that
+are tried. Until 4.57 RecurrentGemma cannot be trained for a second step, and ModernBertDecoder averages over tokens by
+itself."""
 _SCALE = 0.3
 
 
 def architecture(name: str, model: TinyModel) -> torch.nn.Module:
     """One of :data:`ARCHITECTURES` with this model's vocabulary, in float32 and in evaluation mode.
 
-    Its weights depend on nothing but its name, and are large enough that each of them matters.
+    Its weights depend on its name alone, and are so large that each of them changes the loss.
     """
     import torch
     import transformers
@@ -85,8 +86,7 @@ def architecture(name: str, model: TinyModel) -> torch.nn.Module:
 
 
 def saved(model: Any) -> str:
-    """A folder of this rank's with the whole model: a trainer reads its reference model from where the policy came
-    from."""
+    """A folder of this rank with the whole model: trainers read the reference model from where the policy came from."""
     from safetensors.torch import save_file
 
     folder = Path(tempfile.mkdtemp(prefix="trlcompat-"))

@@ -1,9 +1,9 @@
 """Which quantities of a recorded training differ from what the reference gives, the first one first.
 
-Tolerances are measured: the reference computes the same training with weights that are changed by one unit in the last
-place, in three ways, and a quantity may differ :data:`FACTOR` times as far as the most that these change it. Which
-quantities a trainer has, and in which order a step makes them, say
-:mod:`~pytest_trlcompat.conformance.grpo.quantities` and so on.
+Tolerances are measured. The reference computes the same training three more times, each with weights that are changed
+by one unit in the last place; a quantity may differ by :data:`FACTOR` times the largest change that these cause.
+:mod:`~pytest_trlcompat.conformance.grpo.quantities` and its likes list the quantities of a trainer, in the order in
+which a step computes them.
 
 Runs inside a rank, or wherever torch is.
 """
@@ -38,40 +38,41 @@ __all__ = [
 
 FACTOR = 30.0
 FLOOR = 2e-5
-"""Of the largest number of a quantity; what summing in another order leaves."""
+"""Allowed difference, relative to the largest number of a quantity: what summing in another order leaves."""
 SMALLEST = 0.05
-"""Numbers below it are compared as it is: they are sums of larger ones."""
+"""A quantity whose numbers are all smaller is allowed as much as one of this size: they are sums of larger terms."""
 ULP = 2.0**-23
-"""The distance of neighbouring numbers, relative to them: at most this, at least half."""
+"""The distance between neighbouring float32 numbers, relative to them, is at most this and at least half of it."""
 _TOLD = 0.1
-"""Of the largest number of a quantity; one that is so far off in the first step cannot be told from a wrong one."""
+"""Relative to the largest number of a quantity: where rounding alone may move one so far in the first step, a wrong
+value could not be told from rounding."""
 _FIRST = re.compile(r"(batch|generation|step) 0\b")
 _SEEDS = (1, 2, 3)
-"""Of changes by rounding."""
+"""Seeds of the changes of weights that measure rounding."""
 _SHOWN = 4
 """How many numbers a difference shows."""
 _PUBLISHED = re.compile(r"(logs|evaluation|evaluate\(\))\[")
-"""Stages that a trainer itself shows to its user; all others a recording has to find inside it."""
+"""Stages that a trainer itself shows to its user; a recording has to find all others inside the trainer."""
 _OF_PARAMETERS = ("gradients[", "weights[")
 _OF_TIME = re.compile(r"\[(eval_)?(epoch|step|(.+_)?(time|runtime|per_second))\]$")
-"""What is logged of when and how fast, which no reference has."""
+"""Logged times and speeds, which no reference has."""
 
 
 class StepCountMismatch(Exception):
-    """The trainer did not sample, or did not train on what it sampled, as its arguments say; says what it did."""
+    """The number of samples or micro-batches is not the one that the arguments ask for; the text says what happened."""
 
 
 class ToleranceUnknown(Exception):
-    """The reference does not agree with itself: rounding changes the first step so much that nothing can be told.
+    """Rounding changes the reference's first step so much that a difference could not be told from it.
 
-    Later steps of a training that diverges may do so.
+    Later steps may change so much, in a training that diverges.
     """
 
 
 class NotFinite(ToleranceUnknown):
-    """The reference has no finite number with weights changed by rounding where it has one with its own.
+    """A number of the reference is no longer finite once weights are changed by rounding.
 
-    What rounding leaves cannot be told then, and an infinite allowance would pass anything.
+    Rounding cannot be measured then, and an infinite tolerance would pass anything.
     """
 
 
@@ -80,12 +81,12 @@ class Quantity:
     """One quantity of a training.
 
     Attributes:
-        stage: of the step, which the first difference names.
+        stage: what it is, such as ``logs[loss]``: by this name known issues explain a difference.
         where: which step, generation or micro-batch.
         values: its numbers.
-        mask: of a quantity of tokens ``(R, C)``, those that count: what a trainer has beyond a completion's end is no
-            number of anything. ``None``: all count.
-        rounding: how far it may be off beside, because it is rounded where it is shown.
+        mask: of a quantity of tokens ``(R, C)``, those that are compared: numbers beyond a completion's end mean
+            nothing. ``None``: all are compared.
+        rounding: how far it may be off in addition, because it is rounded where it is shown.
         unrecorded: why a recording need not have it; empty: it must.
     """
 
@@ -123,19 +124,19 @@ def differing(
     neighbours: Callable[[], Sequence[Sequence[Quantity]]],
     tolerance: float | None = None,
 ) -> list[Difference]:
-    """Every quantity that differs by more than rounding leaves, in the order of ``expected``.
+    """Every quantity that differs by more than rounding explains, in the order of ``expected``.
 
     One that was not recorded differs too, unless it says why it need not be (:attr:`Quantity.unrecorded`).
 
     Args:
         recorded: by stage and place.
-        neighbours: what is expected with weights changed by one unit in the last place, in several ways; computed
-            where :data:`FLOOR` is not enough.
-        tolerance: of the largest number of a quantity, in place of what neighbours show, which are then not computed.
+        neighbours: computes what is expected with weights changed by one unit in the last place, in several ways;
+            called once, and only where a difference exceeds :data:`FLOOR`, since it costs as many trainings.
+        tolerance: relative to the largest number of a quantity; it replaces the neighbours, which are not computed.
 
     Raises:
-        NotFinite: a quantity differs, and with weights changed it is not finite.
-        ToleranceUnknown: a quantity of the first step is far off, and so are those with weights changed.
+        NotFinite: a quantity differs, and it is not finite with changed weights.
+        ToleranceUnknown: a quantity of the first step is far off, and changed weights move it as far.
     """
     near: Sequence[Sequence[Quantity]] = []
     differences: list[Difference] = []
@@ -178,23 +179,23 @@ def _not_recorded(quantity: Quantity) -> Difference:
 
 
 class Comparison(NamedTuple):
-    """A recording held against the reference.
+    """The result of comparing a recording with the reference.
 
     Attributes:
         differences: the first one first.
         compared: how many of the expected quantities were recorded, and so compared.
-        unseen: stages inside the trainer of which a recording found nothing at all, and should have: it may be the
-            recording that no longer sees them, so that they are neither right nor the trainer's fault.
-        unheld: stages that a trainer logs and that the reference does not have, sorted.
+        unseen: stages inside the trainer of which the recording has nothing, though it should. Perhaps only the
+            recording no longer sees them, so they count neither as right nor as the trainer's fault.
+        without_reference: stages that a trainer logs and that the reference does not have, sorted.
     """
 
     differences: list[Difference]
     compared: int
     unseen: list[str]
-    unheld: list[str]
+    without_reference: list[str]
 
     def shortfall(self) -> str:
-        """Why nothing can be told of a training in which nothing differs; empty where everything was compared."""
+        """Why a training without differences cannot be called right; empty where everything was compared."""
         if not self.unseen:
             return ""
         return (
@@ -210,13 +211,13 @@ def compare_with_reference(
     before: Iterable[Difference] = (),
     after: Iterable[Difference] = (),
 ) -> Comparison:
-    """Everything that differs: what steps need, what they compute (:func:`differing`), and what follows.
+    """Everything that differs: what precedes the steps, what they compute (:func:`differing`), and what follows them.
 
-    A trained parameter that the reference does not train differs, too.
+    A parameter that is trained, and that the reference does not train, differs too.
 
     Args:
         before: what differs before a model has computed anything.
-        after: what differs in the end; what is one of the quantities is not said again.
+        after: what differs in the end; a quantity that is reported already is left out.
 
     Raises:
         NotFinite, ToleranceUnknown: as of :func:`differing`.
@@ -241,15 +242,17 @@ def compare_with_reference(
     known = {(difference.stage, difference.where) for difference in differences}
     last = [difference for difference in last if (difference.stage, difference.where) not in known]
     compared = sum((quantity.stage, quantity.where) in recorded for quantity in expected)
-    unheld = {stage for stage in recorded_stages - stages if _PUBLISHED.match(stage) and not _OF_TIME.search(stage)}
-    return Comparison([*first, *differences, *last], compared, unseen, sorted(unheld))
+    without_reference = {
+        stage for stage in recorded_stages - stages if _PUBLISHED.match(stage) and not _OF_TIME.search(stage)
+    }
+    return Comparison([*first, *differences, *last], compared, unseen, sorted(without_reference))
 
 
 def stated(expected: Iterable[Quantity], unrecorded: Mapping[str, str]) -> list[Quantity]:
-    """The quantities, where those that need not be recorded say why.
+    """The quantities, with the reason on those that need not be recorded.
 
     Args:
-        unrecorded: why, by stage; ``logps[*`` stands for every stage that begins so.
+        unrecorded: the reason by stage; ``logps[*`` stands for every stage that begins so.
     """
     prefixes = {name[:-1]: why for name, why in unrecorded.items() if name.endswith("*")}
 
@@ -263,9 +266,9 @@ def stated(expected: Iterable[Quantity], unrecorded: Mapping[str, str]) -> list[
 
 
 def neighbours(*models: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, ...]]:
-    """Copies of models with each weight changed by -1, 0 or 1 unit in its last place; models that are equal stay so.
+    """Copies of models with each weight changed by -1, 0 or 1 unit in its last place; equal models stay equal.
 
-    Where a training is about to diverge, a single change may by chance change little, hence several.
+    There are several, since a single change may by chance have little effect in a training that is about to diverge.
     """
     for seed in _SEEDS:
         changed = copy.deepcopy(models)
@@ -287,7 +290,7 @@ def change(model: torch.nn.Module, seed: int) -> None:
 
 
 def _aligned(quantity: Quantity, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both sides in double precision; of tokens those that count, as wide as the wider one."""
+    """Expected and recorded values in double precision; of tokens only those that count, padded to the same width."""
     import torch
 
     expected, recorded = quantity.values.double(), seen.double()
@@ -307,10 +310,10 @@ def _shape(values: torch.Tensor) -> list[float]:
 
 
 def _apart(values: torch.Tensor, others: torch.Tensor) -> float:
-    """The largest difference; what is no number, or the same infinity, on both sides does not differ.
+    """The largest difference; NaN on both sides, or the same infinity, is no difference.
 
-    The reference has NaN where a metric is by definition a mean of nothing; whoever has no reference looks at both
-    sides before (:meth:`pytest_trlcompat.equivalence.recording.Training.shortfall`).
+    The reference has NaN where a metric is by definition a mean of nothing. A caller without the reference must look
+    for NaN first (:meth:`pytest_trlcompat.equivalence.recording.Training.shortfall`).
     """
     both = (values.isnan() & others.isnan()) | (values == others)
     off = (values - others).where(~both, 0.0).abs().nan_to_num(nan=math.inf, posinf=math.inf)

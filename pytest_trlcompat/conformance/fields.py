@@ -1,8 +1,6 @@
-"""The table of config fields: ``fields.toml``, which says of every argument what is tried, or why it is not.
+"""The table of config fields, ``fields.toml``: for every argument, the values that are tried, or why none is.
 
-    tried = fields.load().tried("grpo")
-
-Imports the standard library and ``packaging``, and nothing of the stack.
+tried = fields.load().tried("grpo")
 """
 
 from __future__ import annotations
@@ -57,10 +55,10 @@ __all__ = [
 
 TABLE = Path(__file__).with_name("fields.toml")
 TRAINERS = ("grpo", "distillation", "ppo", "first_rloo", "first_ppo")
-"""Whose config has a field; ``first_rloo`` is the RLOOTrainer of until TRL 0.21, which has PPO's fields but for some;
-``first_ppo`` is the PPOTrainer before TRL 0.12, of which nothing is tried."""
+"""Trainers whose configs the table places. ``first_rloo`` is the RLOOTrainer that TRL had until 0.21, with most of
+PPO's fields; ``first_ppo`` is the PPOTrainer before TRL 0.12, none of whose fields is tried."""
 SHARED = {"every": ("grpo", "distillation", "ppo"), "sampling": ("grpo", "distillation")}
-"""Parts of the table that stand for several trainers."""
+"""Parts of the table that belong to several trainers."""
 _OF_ONE = {"GRPOConfig": "grpo", "DistillationConfig": "distillation", "RLOOConfig": "first_rloo"}
 _WITHOUT = "without"
 _GROUP_KEYS = {"effect", "with", "never_with", "needs"}
@@ -71,8 +69,11 @@ _NONE = {"none": True}
 
 @dataclass(frozen=True)
 class Fields:
-    """The table, by trainer; what stands under one of :data:`SHARED` is part of each of its trainers, and what stands
-    under ``ppo`` of ``first_rloo``, but for what is said there to be PPO's alone."""
+    """The table, by trainer.
+
+    A part of :data:`SHARED` belongs to each of its trainers. The part ``ppo`` belongs to ``first_rloo`` too, except for
+    the fields that ``first_rloo`` lists as PPO's alone.
+    """
 
     _tried: Mapping[str, tuple[Tried, ...]]
     _groups: Mapping[str, tuple[Group, ...]]
@@ -83,7 +84,7 @@ class Fields:
 
         Args:
             versions: by package; leaves out values that these releases do not document, and fields without any value.
-                Whether a config has a field at all says :meth:`Tried.name_in`.
+                :meth:`Tried.name_in` says whether a config has a field at all.
 
         Raises:
             FieldsError: for an unknown trainer, or where the version of a package is missing.
@@ -98,7 +99,7 @@ class Fields:
         return [field for field in documented if field.choices]
 
     def groups(self, trainer: str) -> list[Group]:
-        """What is not tried."""
+        """The fields that are not tried, in groups with the same reason."""
         return list(_of(self._groups, trainer))
 
     def base(self, trainer: str) -> dict[str, Any]:
@@ -106,7 +107,7 @@ class Fields:
         return dict(_of(self._bases, trainer))
 
     def placed(self, trainer: str) -> dict[str, Placement]:
-        """Every name of a field, older ones too, and where it stands."""
+        """The place of every name of a field, older names included."""
         tried = {name: Placement("try", field.title) for field in self.tried(trainer) for name in field.names}
         return tried | {
             name: Placement(group.kind, group.why) for group in self.groups(trainer) for name in group.fields
@@ -116,7 +117,7 @@ class Fields:
 def trainer_of(name: str, is_training_arguments: bool) -> str:
     """Whose config a class is, by its name and by whether it derives from ``transformers.TrainingArguments``.
 
-    A ``RLOOConfig`` is taken for one of until TRL 0.21.
+    A ``RLOOConfig`` is taken to be the one that TRL had until 0.21.
 
     Raises:
         FieldsError: for another class.
@@ -131,7 +132,7 @@ def trainer_of(name: str, is_training_arguments: bool) -> str:
 
 
 def unplaced(config_classes: Iterable[type], table: Fields | None = None) -> list[str]:
-    """Fields of installed config classes that stand nowhere in the table, as ``GRPOConfig.name``."""
+    """Fields of installed config classes that the table does not place, as ``GRPOConfig.name``."""
     table = table or load()
     missing = []
     for config_class in config_classes:
@@ -150,7 +151,7 @@ def load(path: Path = TABLE) -> Fields:
     """Read and check the table.
 
     Raises:
-        FieldsError: for what is unknown, missing, contradicts itself, or stands in two places.
+        FieldsError: for something that is unknown, missing, contradictory, or placed twice.
     """
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -194,11 +195,11 @@ def _tried(trainer: str, part: Mapping[str, Any]) -> Iterator[Tried]:
         for name, raw in group["fields"].items():
             entry = {"values": raw} if isinstance(raw, list) else raw
             _check_keys(f"{where}: {name}", entry, _FIELD_KEYS)
-            yield _one(f"{where}: {name}", name, {**common, **entry}, group["title"])
+            yield _field(f"{where}: {name}", name, {**common, **entry}, group["title"])
 
 
-def _one(where: str, name: str, entry: Mapping[str, Any], title: str) -> Tried:
-    _check_keys(where, entry, _FIELD_KEYS, {"effect"})  # its own, or that of its group
+def _field(where: str, name: str, entry: Mapping[str, Any], title: str) -> Tried:
+    _check_keys(where, entry, _FIELD_KEYS, {"effect"})  # of the field, or of its group
     if ("values" in entry) == ("choices" in entry):
         raise FieldsError(f"{where} needs either values or choices")
     raw_choices = entry["choices"] if "choices" in entry else [{"value": value} for value in entry["values"]]
@@ -264,7 +265,7 @@ def _groups(trainer: str, part: Mapping[str, Any]) -> Iterator[Group]:
 
 
 def _check(trainer: str, table: Fields) -> None:
-    """Refuse names that stand in two places, and conditions that are no settings or contradict themselves."""
+    """Refuse names that are placed twice, and conditions that are no settings or contradict themselves."""
     tried = {field.name: field for field in table.tried(trainer)}
     names = [name for field in table.tried(trainer) for name in field.names]
     names += [name for group in table.groups(trainer) for name in group.fields]

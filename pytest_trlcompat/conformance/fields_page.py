@@ -1,4 +1,4 @@
-"""The page of config fields: ``fields.toml`` for people, made when the site is built, and by
+"""Make the page of config fields, which shows ``fields.toml`` to people. The build of the site calls it; by hand:
 
 python -m pytest_trlcompat.conformance.fields_page docs/reference/fields.md
 """
@@ -21,8 +21,9 @@ _HEAD = """\
 <!-- Made by `python -m pytest_trlcompat.conformance.fields_page docs/reference/fields.md`; do not edit. -->
 
 Every argument of `GRPOConfig`, of `DistillationConfig` from TRL 1.10 on, of `PPOConfig` (`PPOv2Config` before TRL 0.12)
-and of the `RLOOConfig` of until TRL 0.21, with those of `transformers.TrainingArguments`, in all releases of TRL from
-0.9.6 on: what conformance tries, and why the rest is not tried. Beside the values below, the default is tried.
+and of the `RLOOConfig` that TRL had until 0.21, with those of `transformers.TrainingArguments`, in all releases of TRL
+from 0.9.6 on: what conformance tries, and why the rest is not tried. The default is tried in addition to the values
+below.
 
 ## A new field
 
@@ -57,8 +58,8 @@ _PARTS = {
     "distillation": ("Distillation", "Other arguments of `DistillationConfig`."),
     "ppo": ("PPO", "Arguments of `PPOConfig`, and of `transformers.TrainingArguments` what GRPO has otherwise."),
     "first_rloo": (
-        "The first RLOO",
-        "Arguments of the `RLOOConfig` of until TRL 0.21 alone. It has those of PPO, too, but for {without}.",
+        "The legacy RLOO",
+        "Arguments of the `RLOOConfig` that TRL had until 0.21. It also has those of PPO, except for {without}.",
     ),
     "first_ppo": ("The first PPO", "Arguments of the `PPOConfig` before TRL 0.12."),
 }
@@ -93,7 +94,7 @@ def page(table: Fields) -> str:
 
 
 def _in_all(read: Callable[[str], list[Any]], trainers: Sequence[str]) -> list[Any]:
-    """What several trainers have alike, in the order of the first one."""
+    """Entries that several trainers share, in the order of the first one."""
     first, *others = [read(trainer) for trainer in trainers]
     return [entry for entry in first if all(entry in entries for entries in others)]
 

@@ -1,12 +1,10 @@
-"""The table of config fields held against the sources of many releases; ``nox -s fields`` unpacks them and runs this.
+"""Compare the table of config fields with the sources of many releases; ``nox -s fields`` unpacks them and runs this.
 
     python -m pytest_trlcompat.conformance.walk FOLDER ...
 
-A folder has unpacked releases, such as ``trl==1.16.0``. Nothing of them is imported: a field is an annotated name in
-the body of a class, or of a class that it derives from. A class that is not found ends the walk, since its fields would
-be missed.
-
-Imports the standard library and ``packaging``.
+A folder contains unpacked releases, such as ``trl==1.16.0``. They are read, not imported: a field is an annotated name
+in the body of a class, or of a class that it derives from. A base class that cannot be found is an error, since its
+fields would be missed.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ from pytest_trlcompat.conformance.fields import SHARED, TRAINERS, Fields, load, 
 
 __all__ = ["ConfigClass", "WalkError", "config_classes", "main", "problems", "summary"]
 
-_ABOUT = "Hold the table of config fields against unpacked releases of trl and transformers."
+_ABOUT = "Compare the table of config fields with unpacked releases of trl and transformers."
 _OWN = ("GRPOConfig", "DistillationConfig", "PPOConfig", "PPOv2Config", "RLOOConfig")
 _STABLE = ("DistillationConfig",)
-"""Of which an experimental one is another trainer's."""
+"""Classes whose namesake in ``trl.experimental`` belongs to another trainer."""
 _OF_NEWER_RLOO = "num_generations"
-"""A field by which RLOOConfig is that of the newer trainer, which the table has not; 0.22 keeps the first one's too."""
+"""A field that only the newer trainer's RLOOConfig has, which the table leaves out; 0.22 keeps the legacy one too."""
 _COMMON = "TrainingArguments"
 
 
@@ -64,7 +62,7 @@ class _Class:
 
 
 def config_classes(release: Path) -> list[ConfigClass]:
-    """Those of an unpacked release of TRL, or ``TrainingArguments`` of one of Transformers.
+    """The config classes of an unpacked release of TRL, or ``TrainingArguments`` of one of Transformers.
 
     Raises:
         WalkError: for a release that has none, and for a base class that is not found.
@@ -97,7 +95,7 @@ def _read(release: Path, path: Path, name: str) -> ConfigClass:
 
 
 def _collect(release: Path, class_source: _Class, fields: dict[str, None]) -> bool:
-    """Add the fields of a class and of its bases; whether it derives from ``TrainingArguments``."""
+    """Add the fields of a class and of its bases; return whether it derives from ``TrainingArguments``."""
     common = False
     for base in class_source.node.bases:
         name = ast.unparse(base).rpartition(".")[2]
@@ -120,7 +118,7 @@ def _collect(release: Path, class_source: _Class, fields: dict[str, None]) -> bo
 
 
 def _find(release: Path, path: Path, name: str) -> _Class | None:
-    """A class that a module defines or imports, through as many modules as it takes."""
+    """A class that a module defines, or imports, directly or through other modules."""
     node = _defined(path, name)
     if node is not None:
         return _Class(path, node)
@@ -134,7 +132,7 @@ def _find(release: Path, path: Path, name: str) -> _Class | None:
 
 
 def _module(release: Path, path: Path, imported: ast.ImportFrom) -> Iterator[Path]:
-    """The file of the module that is imported from, if the release has it."""
+    """The file of the module that is imported from, where the release has it."""
     base = release if not imported.level else path.parents[imported.level - 1]
     module = base.joinpath(*(imported.module or "").split("."))
     yield from (candidate for candidate in (module.with_suffix(".py"), module / "__init__.py") if candidate.is_file())
@@ -145,7 +143,7 @@ def _is_own(path: Path, name: str) -> bool:
 
 
 def _defined(path: Path, name: str) -> ast.ClassDef | None:
-    if f"class {name}" not in _text(path):  # a tree takes far longer
+    if f"class {name}" not in _text(path):  # parsing takes far longer
         return None
     return next((node for node in _tree(path).body if isinstance(node, ast.ClassDef) and node.name == name), None)
 
@@ -163,10 +161,10 @@ def _tree(path: Path) -> ast.Module:
 def problems(classes: Sequence[ConfigClass], table: Fields) -> list[str]:
     """Fields that the table does not place, with the releases that have them; and its fields that no release has."""
     missing: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    held: dict[str, set[str]] = {trainer: set() for trainer in TRAINERS}
+    known_fields: dict[str, set[str]] = {trainer: set() for trainer in TRAINERS}
     for config_class in classes:
         for trainer in config_class.trainers:
-            held[trainer] |= set(config_class.fields)
+            known_fields[trainer] |= set(config_class.fields)
             for name in config_class.fields:
                 if name not in table.placed(trainer):
                     missing[config_class.where, name, trainer].append(config_class.release)
@@ -175,7 +173,7 @@ def problems(classes: Sequence[ConfigClass], table: Fields) -> list[str]:
         for (where, name, trainer), releases in sorted(missing.items())
     ]
     for trainer in TRAINERS:
-        gone = sorted(set(table.placed(trainer)) - held[trainer])
+        gone = sorted(set(table.placed(trainer)) - known_fields[trainer])
         lines += [f"fields.toml: {name} of {trainer} is a field in no release" for name in gone]
     return lines
 

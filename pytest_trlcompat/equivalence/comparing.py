@@ -1,6 +1,6 @@
-"""Recorded trainings held against those in one process, in the order in which a step makes what is compared.
+"""Compare recorded trainings with those in one process, in the order in which a step computes what is compared.
 
-Runs in a rank, since it needs torch; imports the stack inside functions.
+Runs in a rank, since it needs torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pytest_trlcompat.equivalence.recording import Training, load, place_of
 __all__ = ["Divergence", "compare"]
 
 _LOGGED = 1e-4
-"""What Transformers rounds a loss to in its log, up to release 4."""
+"""The precision to which Transformers rounds a loss in its log, up to release 4."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ def compare(path: str, under: str, changed: Sequence[str], tolerance: float | No
     """Compare what two runs of :func:`~pytest_trlcompat.equivalence.recording.record` have saved.
 
     Args:
-        path: of the one in a single process; ``under``: under a strategy.
-        changed: of runs in a single process whose weights were changed in their last place.
-        tolerance: relative to the largest number of each quantity; ``None``: as those show.
+        path: of the run in one process; ``under``: of the run under a strategy.
+        changed: of runs in one process whose weights were changed in their last place.
+        tolerance: relative to the largest number of each quantity; ``None``: measured by those runs.
     """
     alone, under_strategy = load(path), load(under)
     if len(alone) != len(under_strategy):
@@ -48,13 +48,13 @@ def compare(path: str, under: str, changed: Sequence[str], tolerance: float | No
     near = [load(run) for run in changed]
     for number, (single, parallel) in enumerate(zip(alone, under_strategy, strict=True)):
         place = place_of(number, len(alone))
-        for what, mine, theirs in (
+        for noun, single_entries, parallel_entries in (
             ("steps", single.inputs, parallel.inputs),
             ("logged losses", single.logs, parallel.logs),
             ("trained weights", single.weights, parallel.weights),
         ):
-            if len(mine) != len(theirs):
-                return _counted(what, place, len(mine), len(theirs))
+            if len(single_entries) != len(parallel_entries):
+                return _counted(noun, place, len(single_entries), len(parallel_entries))
         if (names := _of_names(single, parallel, place)) is not None:
             return names
         inputs = _of_inputs(single, parallel, place)
@@ -85,18 +85,23 @@ _BATCHES = (
 
 
 def _of_names(single: Training, parallel: Training, place: str) -> Divergence | None:
-    """Both sides must speak of the same weights, and log the same numbers in each step."""
+    """Both sides must have the same names of weights, and of logged numbers in each step."""
     sides = [("trained weights", single.weights, parallel.weights)]
     sides += [
-        (f"numbers logged in step {step}", mine, theirs)
-        for step, (mine, theirs) in enumerate(zip(single.logs, parallel.logs, strict=True))
+        (f"numbers logged in step {step}", single_logs, parallel_logs)
+        for step, (single_logs, parallel_logs) in enumerate(zip(single.logs, parallel.logs, strict=True))
     ]
-    for noun, mine, theirs in sides:
-        account = Account(noun, mine)
-        account.meet_all(theirs)
+    for noun, single_names, parallel_names in sides:
+        account = Account(noun, single_names)
+        account.meet_all(parallel_names)
         if not account.is_complete:
             difference = Difference(
-                f"names of {noun}", place.rstrip(", ") or "all", sorted(mine), sorted(theirs), math.inf, 0.0
+                f"names of {noun}",
+                place.rstrip(", ") or "all",
+                sorted(single_names),
+                sorted(parallel_names),
+                math.inf,
+                0.0,
             )
             return Divergence((difference,), account.shortfall())
     return None
@@ -155,7 +160,7 @@ def _quantities(training: Training, place: str) -> list[Quantity]:
     return quantities + [Quantity(f"weight {name}", last, value) for name, value in training.weights.items()]
 
 
-def _counted(what: str, place: str, expected: int, seen: int) -> Divergence:
+def _counted(noun: str, place: str, expected: int, seen: int) -> Divergence:
     return Divergence(
-        (Difference(f"number of {what}", place.rstrip(", ") or "all", [expected], [seen], abs(expected - seen), 0.0),)
+        (Difference(f"number of {noun}", place.rstrip(", ") or "all", [expected], [seen], abs(expected - seen), 0.0),)
     )

@@ -159,8 +159,8 @@ class ConformanceTrainings:
         evidence: dict[str, Any] = {"setting": dict(row.setting), "compared": found["compared"]}
         if found.get("unseen"):
             evidence["not_recorded"] = found["unseen"]
-        if found.get("unheld"):
-            evidence["logged_without_reference"] = found["unheld"]
+        if found.get("without_reference"):
+            evidence["logged_without_reference"] = found["without_reference"]
         if found["unknown"]:
             evidence["not_in_this_release"] = found["unknown"]
         if found.get(sequential.FAILED_ON):

@@ -1,6 +1,6 @@
 """Students and teachers of a distillation, and adapters, by the axes of a setting.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ TEACHERS = (
     *("", "bfloat16", "name", "name_in_config", "dropout", "experts", "other_vocabulary", "none"),
     *ARCHITECTURES,
 )
-"""``""``: a model of other sizes than the student's. ``name``: its folder; ``name_in_config``: that stands in
-``teacher_model_name_or_path`` alone; ``dropout``: its config asks for some, and it is in training mode."""
+"""``""``: a model of other sizes than the student's; ``name``: its folder; ``name_in_config``: its folder, given only
+by ``teacher_model_name_or_path``; ``dropout``: its config asks for dropout, and it is in training mode."""
 ADAPTERS = ("", "peft_config", "peft_model", "both", "mapping", "head", "saved_head", "prompt")
-"""Beside those that others have: ``head``: of the matrix of logits; ``saved_head``: that is trained as it is;
-``prompt``: tokens before the prompt."""
+"""Adapters of other trainers, and ``head``: LoRA of the output head; ``saved_head``: the output head itself is trained;
+``prompt``: trained tokens in front of the prompt."""
 
 
 def teacher(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) -> Any:
-    """What is passed as ``teacher_model``: a model, or its folder; ``None`` where nothing is."""
+    """The argument ``teacher_model``: a model, its folder, or ``None``."""
     kind = setting.get("teacher", "")
     other = teacher_of(model)
     if kind in ("none", "name_in_config") and not whole:
@@ -49,7 +49,7 @@ def teacher(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) -
 
 
 def teacher_of(model: TinyModel) -> TinyModel:
-    """Of half the student's width, and other weights."""
+    """The teacher: half as wide as the student, with other weights."""
     return dataclasses.replace(model, hidden_size=model.hidden_size // 2, seed=model.seed + 1)
 
 

@@ -1,6 +1,6 @@
-"""What a student samples in a distillation: how, from which model, and what its trainer makes of it.
+"""What a student samples in a distillation: with which arguments, from which model, and how it is shown in tables.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _SAMPLED, _SAMPLERS = "sampled", "samplers"
 
 @contextlib.contextmanager
 def watched(data: PromptData, recording: Recording) -> Iterator[None]:
-    """Put the fixed completions in place of what the student draws; keep how, and tables of completions."""
+    """Within, fixed completions replace what the student draws; record sampling arguments and tables of completions."""
     from transformers.generation import GenerationMixin
 
-    sampling = recording.beside[_SAMPLED] = Sampled({})
+    sampling = recording.extras[_SAMPLED] = Sampled({})
     samplers: list[Any] = []
     with fixed_completions(data, sampling, 1), watched_tables(sampling, METHOD):
         fixed = GenerationMixin.generate
@@ -40,35 +40,35 @@ def watched(data: PromptData, recording: Recording) -> Iterator[None]:
             samplers.append(self)
             return fixed(self, *args, **kwargs)
 
-        recording.beside[_SAMPLERS] = samplers
+        recording.extras[_SAMPLERS] = samplers
         GenerationMixin.generate = generate
         try:
             yield
         finally:
             GenerationMixin.generate = fixed
-            del recording.beside[_SAMPLERS]  # models, which no rank sends to another
+            del recording.extras[_SAMPLERS]  # models must not be sent to other ranks
 
 
 def watched_trainer(trainer_class: type, recording: Recording) -> type:
-    """The trainer, which says what it samples for, and from which model."""
+    """A subclass that records whether it samples for an evaluation, and from which model."""
 
     class Watched(trainer_class):
         def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-            recording.beside[_SAMPLED].in_evaluation = True
+            recording.extras[_SAMPLED].in_evaluation = True
             try:
                 return super().evaluate(*args, **kwargs)
             finally:
-                recording.beside[_SAMPLED].in_evaluation = False
+                recording.extras[_SAMPLED].in_evaluation = False
 
         def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
             student_modules = {id(module) for module in self.model.modules()}
-            samplers = recording.beside[_SAMPLERS]
-            recording.beside["others"] = recording.beside.get("others", 0) + sum(
+            samplers = recording.extras[_SAMPLERS]
+            recording.extras["others"] = recording.extras.get("others", 0) + sum(
                 id(sampler) not in student_modules for sampler in samplers
             )
             samplers.clear()
             if self.teacher_model is not None:
-                recording.beside["teacher"] = str(next(self.teacher_model.parameters()).dtype)
+                recording.extras["teacher"] = str(next(self.teacher_model.parameters()).dtype)
             return super().compute_loss(model, *args, **kwargs)
 
     Watched.__name__ = trainer_class.__name__
@@ -76,13 +76,13 @@ def watched_trainer(trainer_class: type, recording: Recording) -> type:
 
 
 def rows_of(inputs: Mapping[str, Any]) -> list[Row]:
-    """Each prompt with its completion, without padding, and which tokens the student sampled."""
+    """Each prompt with its completion, without padding, and a mask of the tokens that the student sampled."""
     rows: list[Row] = []
     ids, real = inputs["completion_ids"], inputs["completion_mask"]
     counted = real * inputs["tool_mask"] if inputs.get("tool_mask") is not None else real
-    asked = inputs["prompt_ids"].tolist(), inputs["prompt_mask"].tolist()
+    prompts_and_masks = inputs["prompt_ids"].tolist(), inputs["prompt_mask"].tolist()
     for prompt, is_prompt, answer, is_answer, counts in zip(
-        *asked, ids.tolist(), real.tolist(), counted.tolist(), strict=True
+        *prompts_and_masks, ids.tolist(), real.tolist(), counted.tolist(), strict=True
     ):
         prompt_ids = [token for token, is_real in zip(prompt, is_prompt, strict=True) if is_real]
         places = [place for place, is_real in enumerate(is_answer) if is_real]
@@ -93,21 +93,25 @@ def rows_of(inputs: Mapping[str, Any]) -> list[Row]:
 
 
 def differences(
-    recordings: Sequence[Recording], rows: Sequence[Row], words: Any, ends: Sequence[int], dtype: str = "torch.float32"
+    recordings: Sequence[Recording],
+    rows: Sequence[Row],
+    processing_class: Any,
+    ends: Sequence[int],
+    dtype: str = "torch.float32",
 ) -> Iterator[Difference]:
-    """How tokens would have been drawn; that the student draws them, once for each step; and tables of completions.
+    """What differs in sampling: its arguments, its model, its calls per step, the order of prompts, and tables.
 
     Args:
-        dtype: of the teacher's weights: what it changes of a loss is hardly more than its rounding.
-        rows: that the training's dataset must become.
-        words: the processing class.
+        dtype: of the teacher's weights. It is compared since it changes a loss by hardly more than rounding.
+        rows: what the dataset of the training must become.
+        processing_class: the processing class.
         ends: token ids that end a completion.
     """
     main = recordings[0]
     accumulated = int(main.arguments["gradient_accumulation_steps"])
     size = int(main.arguments["per_device_train_batch_size"]) * accumulated
     for rank, recording in enumerate(recordings):
-        sampling = recording.beside[_SAMPLED]
+        sampling = recording.extras[_SAMPLED]
         training = [call for call in sampling.generated if not call.evaluation]
         for number, call in enumerate(sampling.generated):
             place = f"rank {rank}, call {number}"
@@ -117,40 +121,42 @@ def differences(
         calls = [size] * -(-len(recording.training) // accumulated)
         if not recording.after_resuming and sizes != calls:
             yield Difference("generation[prompts]", f"rank {rank}", calls, sizes, math.inf, 0.0)
-        if others := recording.beside.get("others"):
-            yield Difference("generation[model]", f"rank {rank}", [0], [others], math.inf, 0.0)
-        if recording.beside.get("teacher", dtype) != dtype:
-            yield Difference("teacher[dtype]", f"rank {rank}", [dtype], [recording.beside["teacher"]], math.inf, 0.0)
+        if foreign_samplers := recording.extras.get("others"):
+            yield Difference("generation[model]", f"rank {rank}", [0], [foreign_samplers], math.inf, 0.0)
+        if recording.extras.get("teacher", dtype) != dtype:
+            yield Difference("teacher[dtype]", f"rank {rank}", [dtype], [recording.extras["teacher"]], math.inf, 0.0)
     yield from _order(recordings, rows)
-    yield from _tables(main, rows, words)
+    yield from _tables(main, rows, processing_class)
 
 
 def _order(recordings: Sequence[Recording], rows: Sequence[Row]) -> Iterator[Difference]:
-    """``shuffle_dataset``: of the first pass, whether prompts are drawn as the dataset has them."""
+    """``shuffle_dataset``: whether the prompts of the first pass are in the order of the dataset."""
     calls = [
-        [call.prompts for call in recording.beside[_SAMPLED].generated if not call.evaluation]
+        [call.prompts for call in recording.extras[_SAMPLED].generated if not call.evaluation]
         for recording in recordings
     ]
     sampled_prompts = [
         prompt for together in zip(*calls, strict=False) for rank_prompts in together for prompt in rank_prompts
     ][: len(rows)]
-    asked = [[int(token) for token in row["ids"][: row["mask"].index(1.0)]] for row in rows[: len(sampled_prompts)]]
+    expected_prompts = [
+        [int(token) for token in row["ids"][: row["mask"].index(1.0)]] for row in rows[: len(sampled_prompts)]
+    ]
     shuffled = bool(recordings[0].arguments["shuffle_dataset"])
-    if (sampled_prompts != asked) is not shuffled:
+    if (sampled_prompts != expected_prompts) is not shuffled:
         expected_order = "shuffled" if shuffled else "as the dataset has them"
         yield Difference("data[order]", "prompts", [expected_order], [str(sampled_prompts[:2])], math.inf, 0.0)
 
 
-def _tables(main: Recording, rows: Sequence[Row], words: Any) -> Iterator[Difference]:
-    """One table for each line that is logged; each completion stands beside its own prompt."""
-    tables = main.beside[_SAMPLED].tables
+def _tables(main: Recording, rows: Sequence[Row], processing_class: Any) -> Iterator[Difference]:
+    """There must be one table for each line that is logged, with each completion next to its own prompt."""
+    tables = main.extras[_SAMPLED].tables
     if not tables and not main.arguments.get("log_completions"):
         return
     known = set()
     for row in rows:
         first = row["mask"].index(1.0)
         ids = [int(token) for token in row["ids"]]
-        known.add(tuple(words.decode(part, skip_special_tokens=True) for part in (ids[:first], ids[first:])))
+        known.add(tuple(processing_class.decode(part, skip_special_tokens=True) for part in (ids[:first], ids[first:])))
     distinct = [table for number, table in enumerate(tables) if not number or table != tables[number - 1]]
     if len(distinct) != len(main.logs):
         yield Difference("table", "number of tables", [len(main.logs)], [len(distinct)], math.inf, 0.0)

@@ -1,6 +1,6 @@
-"""What a recorded training of the legacy RLOO must give, computed by the reference from the same queries and responses.
+"""Compute with the reference what a training of the legacy RLOO must give, from the same queries and responses.
 
-Runs inside a rank, or wherever torch is; imports nothing else of the stack.
+Runs inside a rank, or wherever torch is.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["Untrained", "computed"]
 
 @dataclass(frozen=True)
 class Untrained:
-    """What there was before the training.
+    """The models as they were before the training.
 
     Attributes:
-        reward_model: with one label, or ``None``.
-        reward_function: in its place, the score of a query and the part of its response that is kept, as token ids.
+        reward_model: a classifier with one label, or ``None``.
+        reward_function: in its place; gives the score of the token ids of a query and the kept part of its response.
     """
 
     policy: torch.nn.Module
@@ -69,7 +69,7 @@ def computed(
 
 
 def _check_groups(number: int, batch: reference.Episodes, settings: reference.FirstRLOOSettings) -> None:
-    """Whether each rank has first one response to every prompt, then another one to every prompt, and so on."""
+    """Check that each rank has first one response to every prompt, then another one to every prompt, and so on."""
     size = len(batch.queries) // settings.world_size
     for start in range(0, len(batch.queries), size):
         queries = [list(query) for query in batch.queries[start : start + size]]
@@ -83,7 +83,7 @@ def _check_groups(number: int, batch: reference.Episodes, settings: reference.Fi
 def _scored(
     batch: reference.Episodes, function: Callable[[Sequence[int]], float], stop_token_id: int | None
 ) -> reference.Episodes:
-    """With the scores of responses that end with their first stop token."""
+    """The batch with scores of responses up to their first stop token."""
     responses = [_until(response, stop_token_id) for response in batch.responses]
     pairs = zip(batch.queries, responses, strict=True)
     return replace(batch, scores=[function([*query, *response]) for query, response in pairs])

@@ -1,8 +1,8 @@
-"""A short training of the legacy RLOO with a setting, and everything of it that the reference computes too.
+"""Train briefly with the legacy RLOO and a setting, and record everything that the reference computes too.
 
-Runs inside a rank; imports the stack only inside functions. What a trainer does not show from outside is read where it
-passes by: scores as the reward model gives them, and local variables of TRL's training loop from its stack frame at
-each backward pass; the rest as :mod:`~pytest_trlcompat.conformance.on_policy.recording` says.
+Runs inside a rank. Scores are recorded as the reward model returns them; local variables of TRL's training loop are
+read from its stack frame at each backward pass; the rest is recorded as
+:mod:`~pytest_trlcompat.conformance.on_policy.recording` says.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["AXES", "record", "unknown"]
 LEARNING_RATE = 0.002
 """Of SGD; less than PPO's, since a gradient is that of whole completions."""
 AXES = ("reward_function", "given")
-"""What a setting may have beside fields of the config: a function in place of the reward model; ``given="collator"``: a
-collator of the user's own."""
+"""What a setting may have in addition to fields of the config: a function in place of the reward model;
+``given="collator"``: a collator of the user's own."""
 
 
 def unknown(setting: Mapping[str, Any]) -> list[str]:
@@ -45,11 +45,11 @@ def record(
     """Train.
 
     Args:
-        setting: fields of the config, and :data:`AXES`; ``stop_token="none"`` stands for none.
+        setting: fields of the config, and :data:`AXES`; ``stop_token="none"`` means none.
         seed: of queries and responses.
 
     Returns:
-        What was recorded, and what there was before.
+        The recording, and the models as they were before.
     """
     values = on_policy.arguments_of({"learning_rate": LEARNING_RATE, **setting})
     on_policy.seeded()
@@ -91,9 +91,9 @@ def record(
 
 
 def _score(text: str) -> float:
-    """A number that depends on each word and its place: of a query and its response, without special tokens.
+    """A score of a query and its response, without special tokens; it depends on each word and its place.
 
-    Documented is no more than that a function takes texts and returns numbers.
+    Documentation says only that a function takes texts and returns numbers.
     """
     return sum((place * int(word[1:])) % 11 for place, word in enumerate(text.split(), 1)) / 11
 
@@ -104,7 +104,7 @@ def _scores(texts: Sequence[str]) -> list[float]:
 
 @contextlib.contextmanager
 def _watched_scores(trainer: Any, recording: OnPolicyRecording) -> Iterator[None]:
-    """Keep what the reward model gives, or the function in its place, before penalties."""
+    """Record the scores of the reward model, or of the function in its place, before penalties."""
     from unittest import mock
 
     import torch
@@ -130,10 +130,10 @@ def _watched_scores(trainer: Any, recording: OnPolicyRecording) -> Iterator[None
 
 @contextlib.contextmanager
 def _watched_loop(trainer: Any, recording: OnPolicyRecording) -> Iterator[None]:
-    """Keep what is local to the loop at each backward pass: of each batch once, and of each micro-batch; and when there
-    is a checkpoint.
+    """Record local variables of the loop at each backward pass, once for each batch and for each micro-batch, and when
+    there is a checkpoint.
 
-    All releases call these the same; with other names for them, there is nothing to compare, and it fails.
+    All releases have the same names for them; with other names this fails, since there would be nothing to compare.
     """
     from unittest import mock
 

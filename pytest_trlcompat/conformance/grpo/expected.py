@@ -1,6 +1,6 @@
-"""What a recorded training must give, computed by the reference from the same prompts and completions.
+"""Compute with the reference what a recorded training must give, from the same prompts and completions.
 
-Runs inside a rank, or wherever torch is; imports nothing else of the stack.
+Runs inside a rank, or wherever torch is.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class ExpectedTraining:
     Attributes:
         steps: of the reference.
         evaluations: of the reference, in the order of the recording.
-        layouts: of each generation, see :data:`pytest_trlcompat.reference.Layout`.
-        rollouts: of each generation.
-        never_sampled: token ids that no completion may have: those that stand for an image.
+        layouts: for each generation, see :data:`pytest_trlcompat.reference.Layout`.
+        rollouts: one for each generation.
+        never_sampled: token ids that no completion may have: the placeholders of images.
     """
 
     steps: tuple[Any, ...]
@@ -50,7 +50,7 @@ class ExpectedTraining:
 def settings_of(
     arguments: Mapping[str, Any], conventions: Conventions, world_size: int, method: Method = GRPO
 ) -> reference.SamplingSettings:
-    """The reference's settings from the arguments that a trainer has, and from what holds for its release.
+    """The reference's settings: from the arguments of a trainer and the conventions of its release.
 
     Args:
         conventions: of the trainer's release.
@@ -62,8 +62,8 @@ def settings_of(
         chosen["reward_weights"] = tuple(chosen["reward_weights"])
     chosen["lr_scheduler_type"] = str(getattr(chosen["lr_scheduler_type"], "value", chosen["lr_scheduler_type"]))
     chosen["optim"] = str(getattr(chosen["optim"], "value", chosen["optim"]))
-    chosen.pop("max_prompt_length", None)  # prompts are what generation was given
-    chosen.pop("router_aux_loss_coef", None)  # the model has a say, see _aux_loss_coef
+    chosen.pop("max_prompt_length", None)  # recorded prompts are truncated already
+    chosen.pop("router_aux_loss_coef", None)  # it may come from the model, see _aux_loss_coef
     if chosen.get("max_steps", -1) < 0:
         chosen["max_steps"] = None
     if chosen.get("reward_clip_range") is not None:
@@ -92,12 +92,12 @@ def computed(
     Args:
         recordings: of all ranks.
         policy: as it was before training, in evaluation mode.
-        rewards: functions, as :func:`~pytest_trlcompat.conformance.grpo.objects.rewards_of_reference` has them.
+        rewards: functions of :func:`~pytest_trlcompat.conformance.grpo.objects.rewards_of_reference`.
         ends: token ids that end a completion.
         reference_model: the policy by default.
         padded: whether models see rows with padding in front, as in a batch of a trainer.
-        inputs: by the token ids of a prompt, what models are called with beside: its images.
-        never_sampled: token ids that stand for an image.
+        inputs: further inputs of models, its images, by the token ids of a prompt.
+        never_sampled: token ids of the placeholders of images.
 
     Raises:
         StepCountMismatch: the micro-batches of a generation are not the rows that were sampled, or a group has several
@@ -144,7 +144,7 @@ def _aux_loss_coef(arguments: Mapping[str, Any], policy: torch.nn.Module) -> flo
 
 
 def _with_logged(steps: Sequence[Any]) -> tuple[Any, ...]:
-    """With what :func:`~pytest_trlcompat.conformance.grpo.sampling.reward_logging` logs: the mean of all calls."""
+    """The steps with the mean of what :func:`~pytest_trlcompat.conformance.grpo.sampling.reward_logging` logs."""
     with_logs, last = [], None
     for step in steps:
         if step.generations[-1] is not last:
@@ -157,13 +157,13 @@ def _with_logged(steps: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def targets_of(recording: Recording, part: str) -> dict[tuple[int, ...], int]:
-    """By the token ids of a prompt, truncated as ``max_prompt_length`` says, the number in the column ``target``."""
+    """The number in the column ``target`` by the token ids of a prompt, truncated as ``max_prompt_length`` says."""
     limit = recording.arguments.get("max_prompt_length")
     return {ids if limit is None else ids[-limit:]: target for ids, target in recording.asked[part]}
 
 
 def _of_generation(recording: Recording, index: int) -> list[Any]:
-    """The micro-batches that a rank trained on after its generation ``index`` of training, until the next one."""
+    """The micro-batches on which a rank trained between the generation ``index`` of training and the next one."""
     places = [place for place, call in enumerate(recording.generated) if not call.evaluation]
     start = places[index]
     end = places[index + 1] if index + 1 < len(places) else len(recording.generated)
@@ -186,7 +186,7 @@ def _rollout(
 
     Args:
         known: the number in the column ``target`` of each prompt.
-        longest: completion, with results of tools.
+        longest: length of a completion, results of tools included.
     """
     from pytest_trlcompat import reference
 
@@ -200,9 +200,10 @@ def _rollout(
         spoken = [tools.words_of(*row) for row in zip(completions, sampled, strict=True)]
         called = [tools.called(*row) for row in zip(completions, sampled, strict=True)]
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in spoken]
-    targets = [known.get(tuple(prompt), 0) for prompt in prompts]  # one that nobody asked for is found by what it is
-    asked = [tokenizer.decode(prompt, skip_special_tokens=True) for prompt in prompts]
-    scores = [function(completions=texts, prompts=asked, target=targets, called=called) for function in rewards]
+    # A prompt that is in no dataset is reported where prompts are compared.
+    targets = [known.get(tuple(prompt), 0) for prompt in prompts]
+    prompt_texts = [tokenizer.decode(prompt, skip_special_tokens=True) for prompt in prompts]
+    scores = [function(completions=texts, prompts=prompt_texts, target=targets, called=called) for function in rewards]
     names = [name_of(function) for function in rewards]
     prompt_inputs = [(inputs or {}).get(tuple(prompt), {}) for prompt in prompts]
     return reference.Rollout(prompts, completions, list(zip(*scores, strict=True)), names, sampled, prompt_inputs)
@@ -211,10 +212,10 @@ def _rollout(
 def _layout(
     rollout: Rollout, batches: Sequence[Sequence[Any]], micro_batches: int, iterations: int, index: int
 ) -> list[list[list[int]]]:
-    """Which rows each rank has in each micro-batch.
+    """The rows of each rank in each micro-batch.
 
     Raises:
-        StepCountMismatch: where they are not all rows once, or iterations differ.
+        StepCountMismatch: they are not every row exactly once, or iterations differ.
     """
     counts = {len(rank_batches) for rank_batches in batches}
     if counts != {micro_batches * iterations}:
@@ -252,9 +253,9 @@ def _layout(
 
 
 def _is(row: tuple[tuple[int, ...], tuple[int, ...]], prompt: tuple[int, ...], completion: tuple[int, ...]) -> bool:
-    """Whether a row is this one, whose completion has padding behind it: one and the same token."""
-    rest = completion[len(row[1]) :]
-    return bool(row[0]) and row[0] == prompt and row[1] == completion[: len(row[1])] and len(set(rest)) <= 1
+    """Whether a row has this prompt and this completion, which may have padding, a single token, at its end."""
+    padding = completion[len(row[1]) :]
+    return bool(row[0]) and row[0] == prompt and row[1] == completion[: len(row[1])] and len(set(padding)) <= 1
 
 
 def _evaluation(
@@ -270,7 +271,7 @@ def _evaluation(
     padded: bool,
     inputs: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]] | None,
 ) -> Any:
-    """What an evaluation must give, with the weights that the reference has then."""
+    """What an evaluation must give, with the weights of the reference at that step."""
     import torch
 
     after = recordings[0].evaluations[number][0]
@@ -293,7 +294,7 @@ def _evaluation(
 
 
 def _synchronise(model: torch.nn.Module, steps: Sequence[Any], settings: Any) -> None:
-    """Mix the policy into the reference model as often as these steps do."""
+    """Mix the policy into the reference model wherever these steps do."""
     import torch
 
     from pytest_trlcompat import reference
@@ -308,7 +309,7 @@ def _synchronise(model: torch.nn.Module, steps: Sequence[Any], settings: Any) ->
 
 
 def _evaluation_calls(recording: Recording, number: int) -> Iterator[Generated]:
-    """Evaluations sample equally often, one after the other."""
+    """The calls of one evaluation; all evaluations have equally many, one after the other."""
     calls = [call for call in recording.generated if call.evaluation]
     per_evaluation = len(calls) // len(recording.evaluations)
     yield from calls[number * per_evaluation : (number + 1) * per_evaluation]

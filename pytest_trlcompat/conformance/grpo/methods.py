@@ -1,7 +1,4 @@
-"""The trainers that train on sampled completions, and which names TRL and the reference have for each.
-
-Imports nothing of the stack.
-"""
+"""The trainers that train on sampled completions, and the names that TRL and the reference have for each."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ class Method:
 
     @property
     def module(self) -> str:
-        """Of TRL, where the trainer stands."""
+        """The module of TRL that defines the trainer."""
         return f"trl.trainer.{self.trainer}_trainer"
 
     def train(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What a trainer is given beside its config, by the axes of a setting: model, tokenizer, adapter, data, rewards.
+"""The arguments of a trainer other than its config, by the axes of a setting: model, tokenizer, adapter, data, rewards.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ __all__ = [
 ]
 
 _MODELS = ("model", "compiled_model", "model_nan")
-"""Rewards that a model gives: as it is, compiled, or one that gives no number for some conversations."""
+"""Rewards of a reward model: unchanged, compiled, or one that gives no number for some conversations."""
 OTHER_END = 2
-"""The token that ends a completion beside or instead of the model's own: ``<unk>``, which no word is."""
+"""A token that ends completions in addition to, or instead of, the model's own: ``<unk>``, which is no word."""
 _AUX_LOSS_COEF = 0.2
 NEW_ADAPTERS = ("peft_config", "saved_head", "trained_tokens")
-"""Adapters that the trainer makes, by the ``peft_config`` that it is given."""
+"""Adapters that the trainer makes from its ``peft_config``."""
 _TRAINED_TOKENS = (1, *range(10, 20))
 """The end of sequence, and words."""
 _TOOLS_TEMPLATE = (
     "{% if tools is not none %}{{ 'w60 w60 ' }}{% endif %}"
     "{% for message in messages %}{{ message['content'] + ' ' + eos_token + ' ' }}{% endfor %}"
 )
-"""As Llama's: it writes instructions where it is given a list of tools, an empty one too."""
+"""Like Llama's: it writes instructions where it gets a list of tools, even an empty one."""
 
 
 def data_of(model: TinyModel, setting: Mapping[str, Any], seed: int, length: int) -> Data:
@@ -73,9 +73,9 @@ def data_of(model: TinyModel, setting: Mapping[str, Any], seed: int, length: int
 
 
 def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
-    """The processing class. ``other_end``: its end of sequence is not the one in the model's config.
+    """The processing class; with images it is a processor.
 
-    Of prompts with images it is a processor.
+    ``other_end``: its end of sequence is not the one in the model's config.
     """
     if setting.get("images"):
         model = images.vision_model(model)
@@ -89,25 +89,23 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
         processing_class.chat_template = _TOOLS_TEMPLATE
     if setting.get("tools"):
         processing_class.chat_template = tools.WITHOUT_CALLS if kind == "drops_calls" else tools.CHAT_TEMPLATE
-        processing_class.response_template, processing_class.response_schema = (
-            tools.RESPONSE_TEMPLATE,
-            tools.RESPONSE_SCHEMA,
-        )
+        processing_class.response_template = tools.RESPONSE_TEMPLATE
+        processing_class.response_schema = tools.RESPONSE_SCHEMA
     return images.processor(model, setting, processing_class) if setting.get("images") else processing_class
 
 
 def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) -> Any:
     """The model as a user passes it, before a trainer adds an adapter.
 
-    ``changed``: its weights are not those in the folder that it was read from. ``generation_settings``: its own
+    ``changed``: its weights differ from those in the folder from which it was read. ``generation_settings``: its own
     generation config has a temperature and the like. ``two_ends``: that config names a second end of sequence.
-    ``name``: the folder, from which the trainer loads it. ``peft_model`` and ``both``: an adapter that was trained
-    before, ``peft_parameters`` one of the stacked matrices of experts. ``experts``: a mixture of experts whose config
-    asks for its auxiliary loss. ``vision`` and ``llava``: vision models. ``tied``: its output head is its embedding. Of
-    an architecture's name: see :mod:`pytest_trlcompat.conformance.architectures`.
+    ``name``: the folder, from which the trainer loads it. ``peft_model`` and ``both``: it has an adapter that was
+    trained before, with ``peft_parameters`` one of the stacked matrices of experts. ``experts``: a mixture of experts
+    whose config asks for its auxiliary loss. ``vision`` and ``llava``: vision models. ``tied``: its output head is its
+    embedding. The name of an architecture: see :mod:`pytest_trlcompat.conformance.architectures`.
 
     Args:
-        whole: the same, built and not read from a folder: under ZeRO-3 what is read is partitioned.
+        whole: build the model instead of reading it from a folder: under ZeRO-3 a model that is read is partitioned.
     """
     import torch
     import transformers
@@ -152,14 +150,14 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
 
 
 def _made(kind: str, model: TinyModel) -> Any:
-    """A model that is none of tiny's; ``None`` where it is one."""
+    """A model of a kind that :mod:`pytest_trlcompat.tiny` does not have; ``None`` for other kinds."""
     if kind == "llava":
         return images.llava(model)
     return architecture(kind, model) if kind in ARCHITECTURES else None
 
 
 def _beside(kind: str, model: TinyModel) -> TinyModel:
-    """A mixture of experts, a vision model, or one with tied embeddings, of the same words."""
+    """A mixture of experts, a vision model, or one with tied embeddings, with the same vocabulary."""
     from pytest_trlcompat import tiny
 
     names = ("vocab_size", "initializer_range", "num_hidden_layers", "directory")
@@ -170,7 +168,7 @@ def _beside(kind: str, model: TinyModel) -> TinyModel:
 
 
 def reward_model(model: TinyModel) -> Any:
-    """A model that gives a number for a conversation, at its last token."""
+    """A model with one output for a conversation, at its last token."""
     import torch
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
@@ -187,8 +185,10 @@ def reward_model(model: TinyModel) -> Any:
 
 @contextlib.contextmanager
 def _not_partitioned() -> Iterator[None]:
-    """Under ZeRO-3 too a model is made whole, as any of a class that is called is: what ``from_config`` makes within it
-    Transformers would partition over the ranks, of which one alone makes the reference's."""
+    """Within, Transformers does not partition models that ``from_config`` makes, also under ZeRO-3.
+
+    Partitioning takes all ranks, and only one of them makes the reference's model.
+    """
     from transformers.integrations import deepspeed
 
     deepspeed_config = deepspeed._hf_deepspeed_config_weak_ref
@@ -213,7 +213,7 @@ def rewards_of_trainer(model: TinyModel, setting: Mapping[str, Any]) -> list[Any
 
 
 def _without_some(module: Any, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
-    """No number for conversations that :func:`_is_without` says."""
+    """A hook that removes the number of conversations that :func:`_is_without` selects."""
     for row, ids in enumerate(kwargs["input_ids"] if "input_ids" in kwargs else args[0]):
         if _is_without(ids):
             output.logits[row] = float("nan")
@@ -225,21 +225,21 @@ def _is_without(ids: Any) -> bool:
 
 
 def rewards_of_reference(model: TinyModel, setting: Mapping[str, Any]) -> list[Callable[..., list[float | None]]]:
-    """The same as functions, each called with ``completions``, texts, ``prompts``, texts, and ``target``."""
+    """The same rewards as functions of the texts ``completions`` and ``prompts``, and of ``target``."""
     kind = setting.get("rewards", "letters")
     if kind not in _MODELS:
         owned = [environments.reward_of_environment] if setting.get("tools") == "environment_reward" else []
         return [*(_awaited(function) for function in reward_functions(kind)), *owned]
     import torch
 
-    scorer, words = reward_model(model), tokenizer(model, setting)
+    scorer, processing_class = reward_model(model), tokenizer(model, setting)
 
     def scored(completions: Sequence[str], prompts: Sequence[str], **_: Any) -> list[float | None]:
         scores: list[float | None] = []
         for prompt, completion in zip(prompts, completions, strict=True):
             messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
-            text = words.apply_chat_template(messages, tokenize=False)
-            ids = torch.tensor([words(text, add_special_tokens=False)["input_ids"]])
+            text = processing_class.apply_chat_template(messages, tokenize=False)
+            ids = torch.tensor([processing_class(text, add_special_tokens=False)["input_ids"]])
             with torch.no_grad():
                 number = scorer(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.item()
             scores.append(None if kind == "model_nan" and _is_without(ids) else number)
@@ -263,8 +263,8 @@ def _awaited(function: Callable[..., Any]) -> Callable[..., Any]:
 def adapter_config(setting: Mapping[str, Any]) -> Any:
     """What is passed as ``peft_config``, or ``None``.
 
-    ``saved_head``: an output head of its own beside LoRA's factors. ``trained_tokens``: rows of the embedding of its
-    own; where embeddings are tied they are the output head's, too.
+    ``saved_head``: it has its own output head in addition to LoRA's factors. ``trained_tokens``: it has its own rows of
+    the embedding; where embeddings are tied, they are rows of the output head too.
     """
     kind = setting.get("adapter")
     if kind == "mapping":
@@ -290,7 +290,7 @@ def _lora_of_experts() -> Any:
 
 
 def fill_adapter(model: Any) -> None:
-    """Numbers for LoRA's factors, the second of which begins at zero."""
+    """Fill LoRA's factors with numbers: the second one begins at zero, so that the adapter would do nothing."""
     import torch
 
     for name, parameter in model.named_parameters():
@@ -303,8 +303,8 @@ def fill_adapter(model: Any) -> None:
 def untrained(model: TinyModel, setting: Mapping[str, Any]) -> tuple[Any, Any]:
     """The policy as a trainer has it before training, adapters included, and the reference model.
 
-    Of a policy that comes with an adapter the reference is the policy as it comes, of one that gets a new adapter the
-    model without.
+    The reference of a policy that comes with an adapter is a copy of it; that of a policy that gets a new adapter is
+    the model without the adapter.
     """
     policy_model, adapter = policy(model, setting, whole=True), adapter_config(setting)
     if adapter is not None:
@@ -323,13 +323,13 @@ def prompts_asked(
 ) -> list[tuple[tuple[int, ...], int]]:
     """Token ids of the prompts of a dataset, and the number in the column ``target``.
 
-    Messages are as the chat template writes them; the last one of an assistant is continued.
+    Messages are written by the chat template; a last message of an assistant is continued.
     """
     rows = prompt_count(setting, part)
-    words = tokenizer(model, setting)
+    processing_class = tokenizer(model, setting)
     if data.images is not None and data.conversational:
-        return [(ids, target) for ids, target, _ in _processed(words, data, rows, part)]
-    asked, text_tokenizer = [], getattr(words, "tokenizer", words)
+        return [(ids, target) for ids, target, _ in _processed(processing_class, data, rows, part)]
+    prompts, text_tokenizer = [], getattr(processing_class, "tokenizer", processing_class)
     for text, prompt in zip(data.texts(rows, part), data.prompts(rows, part), strict=True):
         written = text
         if data.tools in environments.KINDS:
@@ -341,29 +341,31 @@ def prompts_asked(
                 how = {"continue_final_message": True}
             if data.tools:
                 how["tools"] = [tools.w51]
-            written = words.apply_chat_template(prompt, tokenize=False, **how)
-        asked.append((tuple(text_tokenizer(written, add_special_tokens=False)["input_ids"]), target_of(text)))
-    return asked
+            written = processing_class.apply_chat_template(prompt, tokenize=False, **how)
+        prompts.append((tuple(text_tokenizer(written, add_special_tokens=False)["input_ids"]), target_of(text)))
+    return prompts
 
 
 def inputs_asked(
     model: TinyModel, data: Data, setting: Mapping[str, Any], part: str
 ) -> dict[tuple[int, ...], dict[str, Any]]:
-    """By the token ids of a prompt, what a model is called with beside, as the processor makes it of that prompt alone;
-    nothing without images."""
+    """The further inputs of a model by the token ids of a prompt, as the processor makes them from that prompt alone;
+    empty without images."""
     if data.images is None:
         return {}
-    words = tokenizer(model, setting)
-    return {ids: inputs for ids, _, inputs in _processed(words, data, prompt_count(setting, part), part)}
+    processing_class = tokenizer(model, setting)
+    return {ids: inputs for ids, _, inputs in _processed(processing_class, data, prompt_count(setting, part), part)}
 
 
-def _processed(words: Any, data: Data, rows: int, part: str) -> Iterator[tuple[tuple[int, ...], int, dict[str, Any]]]:
+def _processed(
+    processing_class: Any, data: Data, rows: int, part: str
+) -> Iterator[tuple[tuple[int, ...], int, dict[str, Any]]]:
     """Token ids, target and inputs of each prompt that may have images."""
     assert data.images is not None
     how = {"continue_final_message": True} if data.assistant_last else {"add_generation_prompt": True}
     for row, (text, prompt) in enumerate(zip(data.texts(rows, part), data.prompts(rows, part), strict=True)):
         pictures = images.images_of(data.images, data.seed, part, row)
-        ids, inputs = images.processed(words, prompt, pictures, **how)
+        ids, inputs = images.processed(processing_class, prompt, pictures, **how)
         yield ids, target_of(text), inputs
 
 

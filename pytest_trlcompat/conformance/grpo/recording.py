@@ -1,7 +1,7 @@
-"""A short training of GRPO or RLOO with a setting, and everything of it that the reference computes too.
+"""Train briefly with GRPO or RLOO and a setting, and record everything that the reference computes too.
 
-Runs inside a rank; imports the stack only inside functions. What a trainer does not show from outside is looked at
-where it passes by, see :mod:`~pytest_trlcompat.conformance.grpo.watching`.
+Runs inside a rank. :mod:`~pytest_trlcompat.conformance.grpo.watching` records what a trainer does not show from
+outside.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def record(
     """Train, and evaluate and resume where the setting says so.
 
     Args:
-        trainer_class: a subclass of TRL's ``GRPOTrainer`` or ``RLOOTrainer``, or that.
+        trainer_class: TRL's ``GRPOTrainer`` or ``RLOOTrainer``, or a subclass.
         setting: fields of the config, and values of :data:`~pytest_trlcompat.conformance.grpo.configs.AXES`.
         seed: of prompts and completions.
         whole: gathers the trained weights of a trainer, by their names in the bare model, where a strategy shards
-            them; then no gradients are kept. Called on every rank.
+            them; then no gradients are recorded. Called on every rank.
     """
     import trl
 
@@ -77,7 +77,7 @@ def record(
 
 
 def joined(recording: Recording, calls: int) -> Recording:
-    """The recording with every so many calls of ``generate`` in training as one, which they are for the reference."""
+    """The recording, in which ``calls`` consecutive calls of ``generate`` in training become one generation."""
     if calls == 1:
         return recording
     place_of, generated, count = [], list[Generated](), 0
@@ -115,17 +115,17 @@ def _build(
 ) -> Any:
     """
     Args:
-        fill: give an adapter that the trainer makes weights that do something.
+        fill: give an adapter that the trainer makes weights that change the model's output.
     """
     import transformers
 
     policy, adapter = objects.policy(model, setting), objects.adapter_config(setting)
-    words = objects.tokenizer(model, setting)
+    processing_class = objects.tokenizer(model, setting)
     extra: dict[str, Any] = {} if adapter is None else {"peft_config": adapter}
     if setting.get("evaluation"):
         extra["eval_dataset"] = data.dataset(objects.prompt_count(setting, "evaluation"), "evaluation")
-    if setting.get("rewards") in ("compiled_model", "shared_class"):  # which a compiled model needs
-        extra["reward_processing_classes"] = words
+    if setting.get("rewards") in ("compiled_model", "shared_class"):  # a compiled model needs it
+        extra["reward_processing_classes"] = processing_class
     if data.tools == "calls":
         extra["tools"] = [tools.tool(recording.tool_calls.append)]
     elif data.tools:
@@ -140,7 +140,7 @@ def _build(
         reward_funcs=functions if len(functions) > 1 else functions[0],
         args=config,
         train_dataset=dataset,
-        processing_class=words,
+        processing_class=processing_class,
         **extra,
     )
     if setting.get("adapter") in objects.NEW_ADAPTERS and fill:
@@ -154,7 +154,7 @@ def _build(
 def _differing_by_seed(
     trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, data: Data
 ) -> list[str]:
-    """Trainable weights that differ between two trainers with one seed, made in different states of the generators."""
+    """Trainable weights that differ between two trainers with one seed, built in different states of the generator."""
     import torch
 
     weights_by_seed = []
@@ -180,9 +180,9 @@ def _resume(
     recording: Recording,
     whole: Whole | None,
 ) -> None:
-    """Train on from the checkpoint; what happens takes the place of what happened then, if it was between generations.
+    """Resume from the checkpoint; between generations, the resumed steps replace those that were recorded after it.
 
-    Completions are those that the uninterrupted training had.
+    Completions are the same as in the uninterrupted training.
     """
     steps = int(config.save_steps)
     again = Recording({}, asked=recording.asked)

@@ -1,8 +1,7 @@
 """The data of a conformance training: prompts, completions and rewards, the same on both sides of a comparison.
 
-Everything follows from a seed. Completions depend on the prompt and on which of its group's they are, so that they are
-the same on however many ranks a group is sampled. Imports nothing of the stack but datasets, and that where a dataset
-is made.
+Everything follows from a seed. A completion depends on its prompt and on its place in the group, so that it is the same
+on however many ranks a group is sampled.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ __all__ = [
 
 COMPLETION_LENGTH = 5
 BEGUN = "w60 w60 w60"
-"""What an assistant's message begins with that a completion continues."""
+"""The beginning of an assistant's message that a completion continues."""
 _SPECIAL, _EOS = 3, 1
 _SHORTEST, _LONGEST = 3, 6
-"""Words of a prompt."""
+"""Numbers of words of the shortest and of the longest prompt."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,11 @@ class Data:
     Attributes:
         words: how many the tokenizer knows; word ``i`` is token ``i + 3``.
         conversational: prompts are messages.
-        assistant_last: the last message of a prompt is an assistant's beginning.
-        length: of the longest completions.
+        assistant_last: the last message of a prompt is the beginning of an assistant's answer.
+        length: tokens of the longest completions.
         ends: token ids that end a completion.
-        tools: completions call a tool, see :mod:`~pytest_trlcompat.conformance.grpo.tools`; the value of that axis.
+        tools: the value of the axis ``tools``: completions call one, see
+            :mod:`~pytest_trlcompat.conformance.grpo.tools`; empty: they call none.
         images: the values of the axes ``images`` and ``model``; ``None``: prompts have no images.
     """
 
@@ -62,7 +62,7 @@ class Data:
     images: Mapping[str, Any] | None = None
 
     def texts(self, rows: int, part: str) -> list[str]:
-        """Prompts of unequal lengths, each different from all others by its first two words."""
+        """Prompts of unequal lengths, each with other first two words than all others."""
         dice = random.Random(f"{self.seed}/{part}")
         first = dice.sample(range(self.words**2), rows)
         texts = []
@@ -72,7 +72,7 @@ class Data:
         return texts
 
     def prompts(self, rows: int, part: str = "training") -> list[Any]:
-        """As a dataset has them."""
+        """The prompts of a dataset: texts or messages."""
         texts = self.texts(rows, part)
         if not self.conversational:
             return [*texts]
@@ -82,8 +82,8 @@ class Data:
         return [[{"role": "user", "content": text}, *last] for text in texts]
 
     def dataset(self, rows: int, part: str = "training") -> Dataset:
-        """Columns ``prompt`` and ``target``, a number that a reward function may ask for; those of environments and of
-        images."""
+        """A dataset with the columns ``prompt`` and ``target``, a number that a reward function may ask for, and those
+        of environments and images."""
         from datasets import Dataset
 
         targets = [target_of(text) for text in self.texts(rows, part)]
@@ -95,7 +95,7 @@ class Data:
     def completion(self, prompt: Sequence[int], member: int, call: int) -> list[int]:
         """Token ids of one completion; it ends with an end of sequence unless it is as long as it may be.
 
-        Of four of a group, one is an end of sequence alone, and one has none. With tools it is the first turn.
+        Of four members of a group, one is only an end of sequence, and one has none. With tools it is the first turn.
 
         Args:
             prompt: its token ids without padding.
@@ -115,16 +115,15 @@ class Data:
 
 
 def target_of(text: str) -> int:
-    """A number that belongs to a prompt, as a column of a dataset has it."""
+    """A number that belongs to a prompt: its value in the column ``target``."""
     return sum(map(ord, text)) % 5
 
 
 def content(message: Any) -> str:
-    """The text of a prompt or completion, which is a string or a list of messages: of a prompt the first one's, of a
-    completion the assistant's, without results of tools.
+    """The text of a prompt or completion, which is a string or a list of messages.
 
-    A completion is told from the beginning of a message that it continues: releases of TRL give both, or the completion
-    alone.
+    Of a prompt's messages it is the first one's text; of a completion's the assistant's, without results of tools. The
+    beginning of a message that a completion continues is removed: some releases of TRL pass it, others do not.
     """
     if isinstance(message, str):
         text = message
@@ -141,12 +140,12 @@ def _said(parts: Any) -> str:
 
 
 def reward_letters(completions: Sequence[Any], **_: Any) -> list[float]:
-    """Depends on the completion's text alone."""
+    """A reward that depends on the completion's text alone."""
     return [float(sum(map(ord, content(completion))) % 7) for completion in completions]
 
 
 def reward_target(completions: Sequence[Any], target: Sequence[int], **_: Any) -> list[float]:
-    """Depends on the completion and on a column of the dataset, which must be that of its prompt."""
+    """A reward that depends on the completion and on a column of the dataset, which must be that of its prompt."""
     return [
         float(len(content(completion).split()) - number) for completion, number in zip(completions, target, strict=True)
     ]
@@ -178,14 +177,14 @@ def reward_letters_plus(completions: Sequence[Any], plus: float, **_: Any) -> li
 
 
 class RewardObject:
-    """A function that is an object, without ``__name__``."""
+    """A reward function that is an object, without ``__name__``."""
 
     def __call__(self, completions: Sequence[Any], **_: Any) -> list[float]:
         return reward_letters(completions)
 
 
 class RewardAsyncObject:
-    """A function that is an object and must be awaited."""
+    """A reward function that is an object and must be awaited."""
 
     async def __call__(self, completions: Sequence[Any], **_: Any) -> list[float]:
         return reward_letters(completions)
@@ -198,7 +197,7 @@ LOGGED = "letters_of_odd_ones"
 def reward_logging(
     completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **_: Any
 ) -> list[float]:
-    """Logs a number of some completions: unequally often on ranks, on one perhaps never."""
+    """A reward that logs a number for some completions: not equally often on all ranks, and perhaps never on one."""
     rewards = reward_letters(completions)
     if log_metric is not None:
         for number in logged_numbers(rewards):
@@ -212,7 +211,7 @@ def logged_numbers(rewards: Sequence[float]) -> list[float]:
 
 
 def reward_functions(name: str) -> tuple[Callable[..., Any], ...]:
-    """By the value of the axis ``rewards``, unless that is a model.
+    """The reward functions for a value of the axis ``rewards`` that is no model.
 
     Raises:
         ValueError: for an unknown name.
@@ -238,7 +237,7 @@ def reward_functions(name: str) -> tuple[Callable[..., Any], ...]:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """As logs name it."""
+    """The name of a reward function in logs."""
     if isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__))

@@ -1,9 +1,9 @@
-"""Where a training's quantities pass by: what a trainer does not show from outside.
+"""Record what a trainer does not show from outside, at the functions through which it passes.
 
-What ``generate`` and reward functions are called with, what ``compute_loss`` is given, what the method that computes
-log-probabilities returns, gradients and weights around the optimizer's step, and tables of completions.
+These are the arguments of ``generate``, of reward functions and of ``compute_loss``, the results of the method that
+computes log-probabilities, and tables of completions.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["fixed_completions", "prepared_config", "watched_function", "watched_
 
 @contextlib.contextmanager
 def fixed_completions(data: Data, recording: Recording, group: int) -> Iterator[None]:
-    """Let generation run for one token, then put the fixed completions in place of what it drew."""
+    """Within, generation runs for one token, and the fixed completions replace what it drew."""
     import torch
     from transformers.generation import GenerationMixin
 
@@ -90,14 +90,14 @@ def fixed_completions(data: Data, recording: Recording, group: int) -> Iterator[
 def _continued(
     data: Data, generated: Generated, prompt: Sequence[int], taken: set[int], place: tuple[int, int, int]
 ) -> list[int]:
-    """The next turn of a completion, which is added to it, behind what the prompt has beyond it.
+    """The next turn of a completion; it is appended to the record, after the tokens that the prompt has in addition.
 
     Args:
-        taken: rows that this call of ``generate`` has continued already.
+        taken: rows that this call of ``generate`` has continued already; the continued one is added.
         place: rank, size of a group, and how often completions were sampled before.
 
     Raises:
-        StepCountMismatch: no completion begins like this.
+        StepCountMismatch: the prompt continues no recorded completion.
     """
     assert generated.sampled is not None
     rank, size, call = place
@@ -121,7 +121,7 @@ _GENERATION = (
 
 @contextlib.contextmanager
 def prepared_config() -> Iterator[list[Any]]:
-    """The generation config as a call of ``generate`` uses it, with the model's own settings merged."""
+    """Collect the generation configs as calls of ``generate`` use them, with the model's own settings merged."""
     from transformers.generation import GenerationMixin
 
     processors = GenerationMixin._get_logits_processor
@@ -139,7 +139,7 @@ def prepared_config() -> Iterator[list[Any]]:
 
 
 def watched_function(function: Callable[..., Any], recording: Recording) -> Callable[..., Any]:
-    """The function, whose arguments are kept with the newest generation; a model as it is."""
+    """The reward function, which records its arguments in the newest generation; a reward model stays as it is."""
     if hasattr(function, "forward"):
         return function
 
@@ -153,7 +153,7 @@ def watched_function(function: Callable[..., Any], recording: Recording) -> Call
             columns = recording.generated[-1].rewarded[name_of(function)]
             columns["environments"] = environments.calls_of(kwargs["environments"])
 
-    if not hasattr(function, "__name__"):  # it must reach the trainer as it is
+    if not hasattr(function, "__name__"):  # the trainer must get it without one, too
         return _watched_object(function, keep)
 
     @functools.wraps(function)
@@ -165,7 +165,7 @@ def watched_function(function: Callable[..., Any], recording: Recording) -> Call
 
 
 def _watched_object(function: Callable[..., Any], keep: Callable[[Mapping[str, Any]], None]) -> Callable[..., Any]:
-    """A partial, or an object, without ``__name__`` as before."""
+    """The same for a partial or an object, which have no ``__name__`` afterwards either."""
 
     def call(completions: Sequence[Any], **kwargs: Any) -> Any:
         keep({"completions": completions, **kwargs})
@@ -185,7 +185,7 @@ def _watched_object(function: Callable[..., Any], keep: Callable[[Mapping[str, A
 
 @contextlib.contextmanager
 def watched_tables(recording: Recording, method: Method) -> Iterator[None]:
-    """Keep what is given to the function that prints completions, instead of printing it."""
+    """Within, the function that prints completions records its arguments instead."""
     module = importlib.import_module(method.module)
     name = "print_prompt_completions_sample"
     if not hasattr(module, name):
@@ -209,11 +209,11 @@ def watched_tables(recording: Recording, method: Method) -> Iterator[None]:
 
 
 def watched_trainer(trainer_class: type, recording: Recording) -> type:
-    """The trainer, which keeps what its methods are given and return."""
+    """A subclass of the trainer that records what its methods are given and return."""
     import torch
 
     methods = ("_get_per_token_logps_and_entropies", "_get_per_token_logps")
-    # A subclass may have both, and TRL's loss calls its own.
+    # A subclass may define both; TRL's loss calls the one that TRL defines.
     of_trl = [base for base in trainer_class.__mro__ if base.__module__.partition(".")[0] == "trl"]
     method = next((name for name in methods if any(name in vars(base) for base in of_trl)), "")
 
@@ -227,7 +227,7 @@ def watched_trainer(trainer_class: type, recording: Recording) -> type:
             try:
                 return super().compute_loss(model, inputs, *args, **kwargs)
             finally:
-                batch.generation = len(recording.generated) - 1  # 0.14 samples in here
+                batch.generation = len(recording.generated) - 1  # 0.14 samples within compute_loss
 
         def evaluate(self, *args: Any, **kwargs: Any) -> Any:
             recording.in_evaluation = True
@@ -257,7 +257,7 @@ def watched_trainer(trainer_class: type, recording: Recording) -> type:
 
 
 def _checkpointed(model: Any) -> list[dict[str, Any]]:
-    """With which keywords the first module that checkpoints its activations does so; empty where none does."""
+    """The keywords with which the first module that checkpoints its activations does so; empty where none does."""
     functions = (getattr(module, "_gradient_checkpointing_func", None) for module in model.modules())
     function = next((candidate for candidate in functions if candidate is not None), None)
     return [] if function is None else [dict(getattr(function, "keywords", {}))]

@@ -1,6 +1,6 @@
-"""What a recorded training was given, as the reference takes it: settings, episodes, layouts, and models.
+"""The inputs of a recorded training as the reference takes them: settings, episodes, layouts, and models.
 
-Runs inside a rank, or wherever torch is; imports nothing else of the stack.
+Runs inside a rank, or wherever torch is.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def episodes(recordings: Sequence[OnPolicyRecording]) -> list[reference.Episodes
 def layouts(
     recordings: Sequence[OnPolicyRecording], batches: int, settings: reference.OnPolicySettings
 ) -> list[list[list[list[list[list[int]]]]]]:
-    """Rows of each batch by epoch, mini-batch, micro-batch and rank, as they were dealt.
+    """Rows of each batch by epoch, mini-batch, micro-batch and rank, as the trainer dealt them.
 
     Raises:
         StepCountMismatch: the micro-batches of a batch are not its rows.
@@ -111,7 +111,7 @@ def _layout(
 
 
 def numbers(model: Any) -> torch.nn.Module:
-    """A model with one label as one that gives a number for each token."""
+    """A module that gives, for each token, the single output of a classifier with one label."""
     import torch
 
     class Numbers(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""Quantities that PPO and the legacy RLOO have in common: of the reference and of a recording.
+"""Quantities that PPO and the legacy RLOO have in common, expected and recorded.
 
 Runs inside a rank, or wherever torch is.
 """
@@ -18,11 +18,11 @@ __all__ = ["DRAWN", "before_steps", "expected_steps", "recorded_batches", "recor
 DRAWN = ("do_sample", "max_new_tokens", "repetition_penalty", "temperature", "top_k", "top_p")
 """Arguments of generation that decide how tokens are drawn."""
 _NEAR = 1e-6
-"""Trainers add 1e-7 to a temperature, so that none is 0."""
+"""Allowed difference of a temperature: trainers add 1e-7, so that none is 0."""
 
 
 def before_steps(recording: OnPolicyRecording) -> Iterator[Difference]:
-    """What differs before a model has computed anything: what the user gave, and how tokens are drawn.
+    """What differs before a model has computed anything: the user's arguments, and how tokens are drawn.
 
     Importance ratios ask for responses that are drawn from the very distribution whose log-probabilities are taken: at
     the config's temperature, and with no token cut off or penalised, whatever the model's own generation config says.
@@ -44,7 +44,7 @@ def before_steps(recording: OnPolicyRecording) -> Iterator[Difference]:
     for name, expected in drawn.items():
         calls = [(number, call[name]) for number, call in enumerate(recording.drawn)]
         other = [(number, value) for number, value in calls if not is_drawn_so(name, value, expected, _NEAR)]
-        for number, value in other[:1]:  # each call is made with the same
+        for number, value in other[:1]:  # all calls have the same arguments
             yield Difference(f"generation[{name}]", f"call {number}", [expected], [value], math.inf, 0.0)
     stop: Any = arguments.get("stop_token_id")
     if stop is None and arguments.get("stop_token") == "eos":
@@ -57,11 +57,11 @@ def before_steps(recording: OnPolicyRecording) -> Iterator[Difference]:
 
 
 def expected_steps(steps: Sequence[Any], place: str, by_micro_batch: Sequence[str]) -> Iterator[Quantity]:
-    """What the optimizer steps of a batch make, of the reference.
+    """The expected quantities of the optimizer steps of a batch.
 
     Args:
-        steps: their records.
-        place: the batch.
+        steps: the reference's records.
+        place: names the batch.
         by_micro_batch: attributes of micro-batches, one number for each row.
     """
     import torch
@@ -85,11 +85,11 @@ def expected_steps(steps: Sequence[Any], place: str, by_micro_batch: Sequence[st
 def recorded_batches(
     recordings: Sequence[OnPolicyRecording], by_batch: Sequence[str], by_micro_batch: Sequence[str]
 ) -> dict[tuple[str, str], Any]:
-    """What was seen of each batch, and what optimizer steps made, as far as this release shows it.
+    """The recorded quantities of each batch and of its optimizer steps, as far as this release shows them.
 
     Args:
-        by_batch: names of what there is of each row of a batch.
-        by_micro_batch: of what there is of each micro-batch.
+        by_batch: names of quantities with a value for each row of a batch.
+        by_micro_batch: names of quantities of micro-batches.
     """
     import torch
 
@@ -131,7 +131,7 @@ def recorded_logs(recording: OnPolicyRecording) -> dict[tuple[str, str], Any]:
 
 
 def _gather(recorded: dict[tuple[str, str], Any], name: str, place: str, parts: Sequence[Any]) -> None:
-    """The rows of all ranks, as wide as the widest."""
+    """Join the rows of all ranks, padded to the same width."""
     import torch
 
     present = [part for part in parts if part is not None]

@@ -1,8 +1,8 @@
-"""A short PPO training with a setting, and everything of it that the reference computes too.
+"""Train briefly with PPO and a setting, and record everything that the reference computes too.
 
-Runs inside a rank; imports the stack only inside functions. What a trainer does not show from outside is looked at
-where it passes by: the functions of its module that give log-probabilities, values and scores, and whitened advantages;
-the rest as :mod:`~pytest_trlcompat.conformance.on_policy.recording` says.
+Runs inside a rank. What a trainer does not show from outside is recorded at the functions of its module that return
+log-probabilities, values and scores, and whitened advantages; the rest as
+:mod:`~pytest_trlcompat.conformance.on_policy.recording` says.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "refused": (False, True),
     "refused_naming": ("", "train_dataset", "value_model", "peft_config"),
 }
-"""What a setting may have beside fields of the config. ``policy``: its gradient checkpointing was switched on before,
-its own generation config has a temperature and the like, or it comes with an adapter. ``given``: a collator of the
-user's own; nothing for an argument without which there is no training; ``peft_mapping``: a mapping in place of PEFT's
-config. ``refused``: as for other trainers."""
+"""What a setting may have in addition to fields of the config. ``policy``: its gradient checkpointing was switched on
+before, its own generation config has a temperature and the like, or it comes with an adapter. ``given``: a collator of
+the user's own; an argument left out that a training needs; ``peft_mapping``: a mapping in place of PEFT's config.
+``refused``: as for other trainers."""
 
 
 def unknown(setting: Mapping[str, Any]) -> list[str]:
@@ -60,11 +60,11 @@ def record(
     """Train.
 
     Args:
-        setting: fields of the config; ``stop_token="none"`` stands for none.
+        setting: fields of the config, and :data:`AXES`; ``stop_token="none"`` means none.
         seed: of queries and responses.
 
     Returns:
-        What was recorded, and the models as they were before.
+        The recording, and the models as they were before.
     """
     values = on_policy.arguments_of({name: value for name, value in setting.items() if name not in AXES})
     on_policy.seeded()
@@ -96,10 +96,10 @@ def record(
 
 
 def _arguments(model: TinyModel, setting: Mapping[str, Any], collated: list[int]) -> dict[str, Any]:
-    """What the trainer is given in place of, or beside what every training has.
+    """Arguments of the trainer that replace, or are added to, those of every training.
 
     Args:
-        collated: where the user's own collator keeps of how many rows it made a batch.
+        collated: the list to which the user's own collator appends the number of rows of each batch.
     """
     arguments: dict[str, Any] = {}
     policy, kind = setting.get("policy"), setting.get("given")
@@ -124,7 +124,7 @@ def _arguments(model: TinyModel, setting: Mapping[str, Any], collated: list[int]
 
 @contextlib.contextmanager
 def _watched_functions(trainer: Any, recording: OnPolicyRecording) -> Iterator[None]:
-    """Keep what the functions give that the trainer's module calls by a name of its own."""
+    """Record the results of functions that the trainer's module calls by names in its own namespace."""
     import sys
     from unittest import mock
 
@@ -140,7 +140,7 @@ def _watched_functions(trainer: Any, recording: OnPolicyRecording) -> Iterator[N
         logprobs: torch.Tensor = originals["selective_log_softmax"](logits, index, *args, **kwargs)
         if torch.is_grad_enabled():
             recording.see("new_logprobs", logprobs)
-        else:  # of each part of a batch first the policy's, then the reference model's
+        else:  # for each part of a batch, the policy is called before the reference model
             recording.see(expected, logprobs)
             expected = "reference_logprobs" if expected == "logprobs" else "logprobs"
         return logprobs
@@ -155,7 +155,7 @@ def _watched_functions(trainer: Any, recording: OnPolicyRecording) -> Iterator[N
 
     def whiten(values: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
         whitened: torch.Tensor = originals["masked_whiten"](values, mask, shift_mean)
-        # The first call of a batch is for rewards, where these are whitened.
+        # Where rewards are whitened, the first call of a batch is for them.
         if trainer.args.whiten_rewards and recording.of_batch("rewards", recording.batch) is None:
             recording.see("rewards", values)
             recording.see("whitened_rewards", whitened)

@@ -1,6 +1,6 @@
 """The data of a conformance training of a reward model, as a user gives it, and the rows that it must become.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ KINDS = (
     *("implicit", "explicit", "conversational", "conversational_explicit", "conversational_kwargs"),
     *("pretokenised", "ended"),
 )
-"""Pairs with the prompt in both texts, or by itself; messages; messages and a column of arguments for the chat
-template; token ids; texts, some with an end of sequence."""
+"""Pairs with the prompt in both texts, or separate; messages, likewise; messages with a column of arguments for the
+chat template; token ids; texts, some with an end of sequence."""
 _SWITCH = "{% if w59 is defined and w59 %}{{ 'w59 ' }}{% endif %}"
 BEGINNING = "w59"
-"""The word that a tokenizer with a beginning of sequence puts before every text."""
+"""The word that a tokenizer with a beginning of sequence puts in front of every text."""
 _WORDS = 40
 _PAIRS = (("chosen", "chosen_ids"), ("rejected", "rejected_ids"))
 
 
 def kind_of(setting: Mapping[str, Any]) -> str:
-    """The kind of data: where the setting names none, texts, or, of a trainer that reads none, token ids."""
+    """The kind of data; by default texts, or token ids where the release's trainer reads no texts."""
     reads_texts = Version(metadata.version("trl")) >= Version("0.12")
     return str(setting.get("data") or ("implicit" if reads_texts else "pretokenised"))
 
@@ -73,12 +73,14 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
 def padding_of(model: TinyModel, setting: Mapping[str, Any]) -> int:
     """The token that fills batches: "if the processing class has not set a padding token, `processing_class.eos_token`
     will be used as the default"."""
-    words = tokenizer(model, setting)
-    return int(words.eos_token_id if words.pad_token_id is None else words.pad_token_id)
+    processing_class = tokenizer(model, setting)
+    return int(
+        processing_class.eos_token_id if processing_class.pad_token_id is None else processing_class.pad_token_id
+    )
 
 
 def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> list[dict[str, Any]]:
-    """As a user has them; of unequal lengths, each different from all others by its first two words."""
+    """Examples as a user has them: of unequal lengths, each with other first two words than all others."""
     dice = random.Random(f"{seed}/{part}")
     kind = kind_of(setting)
     rows: list[dict[str, Any]] = []
@@ -87,7 +89,7 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
         answers = [" ".join(f"w{dice.randrange(_WORDS)}" for _ in range(dice.randint(1, 7))) for _ in _PAIRS]
         example: dict[str, Any] = {}
         for (name, _), answer in zip(_PAIRS, answers, strict=True):
-            asked, answered = [{"role": "user", "content": prompt}], [{"role": "assistant", "content": answer}]
+            question, answered = [{"role": "user", "content": prompt}], [{"role": "assistant", "content": answer}]
             if kind == "implicit":
                 example[name] = f"{prompt} {answer}"
             elif kind == "ended":
@@ -95,9 +97,9 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
             elif kind == "explicit":
                 example |= {"prompt": prompt, name: f" {answer}"}
             elif kind in ("conversational", "conversational_kwargs"):
-                example[name] = asked + answered
+                example[name] = question + answered
             elif kind == "conversational_explicit":
-                example |= {"prompt": asked, name: answered}
+                example |= {"prompt": question, name: answered}
             else:
                 example[name] = model.tokenizer(f"{prompt} {answer} <eos>", add_special_tokens=False)["input_ids"]
         if kind == "conversational_kwargs":
@@ -119,18 +121,18 @@ def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) 
 
 
 def _tokenised(row: Mapping[str, Any]) -> dict[str, Any]:
-    """With the names of columns that the release documents."""
+    """The row with the names of columns that the release documents."""
     import trl
 
     documented = str(trl.RewardTrainer.__doc__)
-    beside = {name: value for name, value in row.items() if name == "margin"}
+    columns = {name: value for name, value in row.items() if name == "margin"}
     if "`chosen_ids`" in documented:
-        return {**beside, **{column: row[name] for name, column in _PAIRS}}
+        return {**columns, **{column: row[name] for name, column in _PAIRS}}
     if "`chosen_input_ids`" in documented:
-        return {**beside, **{f"{name}_input_ids": row[name] for name, _ in _PAIRS}}
+        return {**columns, **{f"{name}_input_ids": row[name] for name, _ in _PAIRS}}
     for name, _ in _PAIRS:
-        beside |= {f"input_ids_{name}": row[name], f"attention_mask_{name}": [1] * len(row[name])}
-    return beside
+        columns |= {f"input_ids_{name}": row[name], f"attention_mask_{name}": [1] * len(row[name])}
+    return columns
 
 
 def expected_rows(
@@ -144,21 +146,21 @@ def expected_rows(
     """The rows by documentation: prompt and answer "are concatenated before tokenization", messages are written by the
     chat template, and pairs are left out whose "chosen or rejected sequence exceeds" ``max_length``.
 
-    Undecided by the documentation: ``appended_eos`` and ``too_long``.
+    Documentation leaves ``appended_eos`` and ``too_long`` open.
     """
-    words, kind = tokenizer(model, setting), kind_of(setting)
-    words.chat_template = TEMPLATES["other"] if setting.get("template") else words.chat_template
+    processing_class, kind = tokenizer(model, setting), kind_of(setting)
+    processing_class.chat_template = TEMPLATES["other"] if setting.get("template") else processing_class.chat_template
     limit = arguments.get("max_length")
     rows: list[Row] = []
     for example in examples(model, setting, seed, part):
         row: dict[str, tuple[float, ...]] = {}
         for name, column in _PAIRS:
-            ids = _tokens(example, name, kind, words, setting)
-            is_ended = ids[-1] == words.eos_token_id
+            ids = _tokens(example, name, kind, processing_class, setting)
+            is_ended = ids[-1] == processing_class.eos_token_id
             if kind in ("implicit", "explicit", "ended") and (
                 undecided.appended_eos == "yes" or (undecided.appended_eos == "missing" and not is_ended)
             ):
-                ids.append(words.eos_token_id)
+                ids.append(processing_class.eos_token_id)
             row[column] = tuple(ids)
         if "margin" in example:
             row["margin"] = (example["margin"],)
@@ -168,13 +170,17 @@ def expected_rows(
     return rows
 
 
-def _tokens(example: Mapping[str, Any], name: str, kind: str, words: Any, setting: Mapping[str, Any]) -> list[int]:
+def _tokens(
+    example: Mapping[str, Any], name: str, kind: str, processing_class: Any, setting: Mapping[str, Any]
+) -> list[int]:
     if kind == "pretokenised":
         return list(example[name])
     if kind.startswith("conversational"):
         messages, chosen = [*example.get("prompt", []), *example[name]], example.get("chat_template_kwargs", {})
-        text = words.apply_chat_template(messages, tokenize=False, **chosen)
-        return list(words(text, add_special_tokens=False)["input_ids"])  # the template has written its beginning
-    begun = [words.convert_tokens_to_ids(BEGINNING)] if setting.get("tokenizer") == "beginning" else []
+        text = processing_class.apply_chat_template(messages, tokenize=False, **chosen)
+        return list(
+            processing_class(text, add_special_tokens=False)["input_ids"]
+        )  # the template has written its beginning
+    begun = [processing_class.convert_tokens_to_ids(BEGINNING)] if setting.get("tokenizer") == "beginning" else []
     text = example.get("prompt", "") + example[name]
-    return [*begun, *words(text, add_special_tokens=False)["input_ids"]]
+    return [*begun, *processing_class(text, add_special_tokens=False)["input_ids"]]

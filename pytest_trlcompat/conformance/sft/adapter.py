@@ -1,6 +1,6 @@
 """How SFT is trained and read for conformance.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["ADAPTER", "SFTAdapter"]
 
 _IGNORED = -100
 _VIRTUAL = ("prompt_tuning", "prefix_tuning")
-"""Adapters that put trained numbers in front of a row: words' embeddings, or keys and values of each layer."""
+"""Adapters that put trained numbers in front of a row: embeddings, or keys and values of each layer."""
 _ROUNDED = 1e-6
 _PLAIN_NAMES = ("output_dir", "per_device_train_batch_size", "per_device_eval_batch_size")
 
@@ -44,9 +44,10 @@ _PLAIN_NAMES = ("output_dir", "per_device_train_batch_size", "per_device_eval_ba
 class SFTAdapter(SupervisedAdapter):
     """``SFTTrainer``.
 
-    ``template``: what ``chat_template_path`` names. ``transform``: the dataset has one. ``arguments="plain"``:
-    ``TrainingArguments`` in place of its config. ``model="bfloat16_name"``: the folder of a model in bfloat16.
-    ``loss_function``: a ``compute_loss_func`` that computes what the trainer does. ``metrics``: a ``compute_metrics``.
+    Its axes: ``template``: what ``chat_template_path`` names; ``transform``: the dataset has one;
+    ``arguments="plain"``: ``TrainingArguments`` in place of its config; ``model="bfloat16_name"``: the folder of a
+    model in bfloat16; ``loss_function``: a ``compute_loss_func`` with the trainer's own loss; ``metrics``: a
+    ``compute_metrics``.
     """
 
     trainer = "sft"
@@ -78,7 +79,7 @@ class SFTAdapter(SupervisedAdapter):
         **{("images", kind): "trl>=0.22" for kind in images.AXIS if kind},
         **{("data", kind): "trl>=0.15" for kind in ("prompt_completion_messages", "prompt_turns_completion")},
         ("tokenizer", "no_padding"): "trl>=0.16",
-        # From here on their templates are trained by others.
+        # From these releases on TRL replaces their templates for training.
         ("tokenizer", "qwen3"): "trl>=1.1",
         ("tokenizer", "glm4moe"): "trl>=1.3",
         ("data", "labels"): "trl>=0.16",
@@ -87,9 +88,9 @@ class SFTAdapter(SupervisedAdapter):
         **{("template", kind): "trl>=0.19" for kind in ("tokenizer", "file")},
         ("loss_function", "own"): "trl>=0.15",
         ("given", "twice"): "trl>=0.15",
-        # Until then these take means over tokens by themselves, without the first one, which documentation leaves open.
+        # Before, these average over tokens by themselves, without the first one, which documentation leaves open.
         **{("model", name): "transformers>=4.48" for name in ("gpt2", "granite")},
-        # Until then rows that are not padded are kept apart by flash attention alone, which is not on a CPU.
+        # Before, only flash attention separates rows that are not padded, and a CPU does not have it.
         ("padding_free", True): "trl>=0.24",
         ("packing_strategy", "bfd"): "trl>=0.24",
         ("packing_strategy", "bfd_split"): "trl>=0.24",
@@ -97,7 +98,7 @@ class SFTAdapter(SupervisedAdapter):
     choices = ("loss_type", "packing_strategy", "truncation_mode")
 
     def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
-        """Before 0.12 the column of texts has no default, and is not named for data of other formats."""
+        """Before 0.12 the column of texts has no default, and data of other formats must not name one."""
         is_text = setting.get("data", "text") in ("text", "ended")
         config = super().config(trl, {**({"dataset_text_field": "text"} if is_text else {}), **setting})
         if setting.get("arguments") != "plain":
@@ -110,10 +111,10 @@ class SFTAdapter(SupervisedAdapter):
         self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
     ) -> Any:
         adapter = _adapter(setting)
-        words = data.tokenizer(model, setting)
+        processing_class = data.tokenizer(model, setting)
         if setting.get("template"):
             config.chat_template_path = data.template_path(model, setting)
-        extra: dict[str, Any] = renamed(trainer_class, {"processing_class": words})
+        extra: dict[str, Any] = renamed(trainer_class, {"processing_class": processing_class})
         if adapter is not None:
             extra["peft_config"] = adapter
         if setting.get("evaluation") not in (None, "", "given"):
@@ -184,7 +185,7 @@ class SFTAdapter(SupervisedAdapter):
         return data.expected_rows(model, setting, arguments, seed, part, undecided)
 
     def compared(self, row: Row) -> Row:
-        """Nothing predicts the first token, whatever its label."""
+        """The row with the first label ignored, since nothing predicts the first token."""
         columns = {"input_ids": row["input_ids"], "labels": (_IGNORED, *row["labels"][1:])}
         return {**columns, "images": images.digests(row["inputs"])} if "inputs" in row else columns
 
@@ -210,14 +211,16 @@ class SFTAdapter(SupervisedAdapter):
         setting: Mapping[str, Any],
         seed: int,
     ) -> Iterator[Difference]:
-        """What ``compute_metrics`` gave of an evaluation before the training."""
+        """What differs in the result of ``compute_metrics``, of an evaluation before the training."""
         if not setting.get("metrics"):
             return
         rows = self.expected_rows(model, setting, recordings[0].arguments, seed, "evaluation")
-        right = _found_words(models[0], rows)
-        seen = recordings[0].returned[0].get("eval_found_words")
-        if seen is None or abs(seen - right) > _ROUNDED:
-            yield Difference("evaluate()[eval_found_words]", "evaluation 0", [right], [seen], math.inf, _ROUNDED)
+        expected_share = _found_words(models[0], rows)
+        recorded_share = recordings[0].returned[0].get("eval_found_words")
+        if recorded_share is None or abs(recorded_share - expected_share) > _ROUNDED:
+            yield Difference(
+                "evaluate()[eval_found_words]", "evaluation 0", [expected_share], [recorded_share], math.inf, _ROUNDED
+            )
 
     def settings(
         self,
@@ -251,26 +254,28 @@ class SFTAdapter(SupervisedAdapter):
 
 
 def _policy(model: TinyModel, setting: Mapping[str, Any]) -> Any:
-    """As a user passes it."""
+    """The model as a user passes it."""
     if setting.get("model") == "bfloat16_name":
         return saved(_half(model))
     return objects.policy(model, setting)
 
 
 def _half(model: TinyModel, in_float32: bool = False) -> Any:
-    """The model with weights that bfloat16 has, in it or in float32."""
+    """The model with weights rounded to bfloat16, stored in bfloat16 or in float32."""
     import torch
 
     language_model = model.new_model()
     with torch.no_grad():
-        for parameter in language_model.parameters():  # and not what positions are computed from
+        for parameter in language_model.parameters():  # not buffers: positions are computed from them
             parameter.copy_(parameter.to(torch.bfloat16))
     return (language_model if in_float32 else language_model.to(torch.bfloat16)).eval()
 
 
 def _is_read_in_float32() -> bool:
-    """What is documented of a model that is given by its name: by TRL from 0.27 on, before by Transformers, which takes
-    the type of its weights from 5.0 on."""
+    """Whether a model that is given by its name is documented to be loaded in float32.
+
+    TRL from 0.27 on documents that; before, Transformers decides, which from 5.0 on takes the type of its weights.
+    """
     trl, transformers = (Version(metadata.version(name)) for name in ("trl", "transformers"))
     return trl >= Version("0.27.0.dev0") or transformers < Version("5.0.0.dev0")
 
@@ -287,8 +292,8 @@ def _adapter(setting: Mapping[str, Any]) -> Any:
 
 
 def _fill(model: Any) -> None:
-    """Numbers for an adapter: see :func:`~pytest_trlcompat.conformance.grpo.objects.fill_adapter`; of virtual tokens
-    those that depend on their number alone."""
+    """Fill an adapter with numbers, see :func:`~pytest_trlcompat.conformance.grpo.objects.fill_adapter`; numbers of
+    virtual tokens depend on the size of the parameter alone."""
     import torch
 
     objects.fill_adapter(model)
@@ -300,7 +305,7 @@ def _fill(model: Any) -> None:
 
 
 def _own_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
-    """The mean over tokens that count of a whole step, as a user writes it."""
+    """A loss as a user writes it: the mean over the labelled tokens of a whole step."""
     import torch
 
     logits, targets = outputs.logits[:, :-1].float(), labels[:, 1:]
@@ -309,29 +314,29 @@ def _own_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
 
 
 def _own_metrics(prediction: Any) -> dict[str, float]:
-    """Of the words that count, the share of those that the model finds likeliest."""
+    """The share of labelled tokens that the model finds likeliest."""
     likeliest, targets = prediction.predictions[:, :-1].argmax(-1), prediction.label_ids[:, 1:]
     return {"found_words": float((likeliest == targets)[targets != _IGNORED].mean())}
 
 
 def _found_words(model: Any, rows: Sequence[Row]) -> float:
-    """The same of rows, each by itself."""
+    """The same share, computed from rows one by one."""
     import torch
 
-    right = total = 0
+    correct = total = 0
     for row in rows:
         with torch.no_grad():
             likeliest = model(input_ids=torch.tensor([row["input_ids"]])).logits[0, :-1].argmax(-1)
         counted = [
             (word, label) for word, label in zip(likeliest.tolist(), row["labels"][1:], strict=True) if label >= 0
         ]
-        right += sum(word == label for word, label in counted)
+        correct += sum(word == label for word, label in counted)
         total += len(counted)
-    return right / total
+    return correct / total
 
 
 def _length_without_padding(ids: Sequence[int], labels: Sequence[int]) -> int:
-    """Of rows behind each other, which no attention mask accompanies."""
+    """The length of rows that are joined without an attention mask, without the padding at their end."""
     length = len(ids)
     while length and ids[length - 1] == PAD_TOKEN_ID and labels[length - 1] == _IGNORED:
         length -= 1
@@ -339,7 +344,7 @@ def _length_without_padding(ids: Sequence[int], labels: Sequence[int]) -> int:
 
 
 def _pieces(ids: list[int], labels: list[int], positions: list[int] | None) -> Iterator[Row]:
-    """The rows that stand behind each other in one, by their positions."""
+    """The rows that are joined in one; each begins where positions begin again at 0."""
     starts = [0] if positions is None else [number for number, position in enumerate(positions) if position == 0] or [0]
     for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
         yield {"input_ids": tuple(ids[start:end]), "labels": tuple(labels[start:end])}

@@ -1,6 +1,6 @@
-"""What a recorded training on the rows of a dataset must give, computed by the reference from the same rows.
+"""Compute with the reference what a recorded training on the rows of a dataset must give, from the same rows.
 
-Runs inside a rank, or wherever torch is; imports nothing else of the stack.
+Runs inside a rank, or wherever torch is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Settings = TypeVar("Settings", bound="reference.SupervisedSettings")
 class ExpectedTraining:
     """
     Attributes:
-        starts: of each step, how many micro-batches a rank had before it.
+        starts: for each step, how many micro-batches a rank had before it.
         evaluations: in the order of the recording.
     """
 
@@ -47,11 +47,11 @@ def settings_from(
     world_size: int,
     **changed: Any,
 ) -> Settings:
-    """The reference's settings from the arguments that a trainer has, and from what holds for its release.
+    """The reference's settings: from the arguments of a trainer and the conventions of its release.
 
     Args:
         conventions: of the trainer's release.
-        changed: what the adapter says in place of an argument.
+        changed: settings that the adapter computes itself, in place of an argument.
     """
     names = {field.name for field in fields(settings_class)}
     chosen = dict(conventions.absent)

@@ -1,7 +1,7 @@
-"""What of a training on the rows of a dataset is compared, in the order in which its steps make it.
+"""What is compared of a training on the rows of a dataset, in the order in which its steps compute it.
 
-Rows come first, before any loss: each that reached the model must be one of those that the dataset must become, and not
-oftener than it stands there. Then what the reference gives for the rows that the trainer had.
+Rows come first, before any loss: each row that reached the model must be one of the expected rows, and in each pass no
+more often than there. Then follows what the reference computes from the rows that the trainer had.
 
 Runs inside a rank, or wherever torch is.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["ExpectedRows", "compare", "expected_quantities", "recorded_quantities", "rows_differing"]
 
 ExpectedRows = Callable[[str], "tuple[Sequence[Row], int]"]
-"""The rows that the dataset of ``training`` or ``evaluation`` must become, and how many the trainer's dataset has."""
+"""Returns the rows that the dataset of ``training`` or ``evaluation`` must become, and how many the trainer's has."""
 
 
 def compare(
@@ -53,17 +53,17 @@ def compare(
         neighbours: what is expected with weights changed by one unit in the last place, in several ways.
         transformers: its major version.
         only_in_training: what an evaluation need not log.
-        compared: what of a recorded row must be as expected.
-        extra_differences: what differs before a model has computed anything, and is of no row.
-        unrecorded: what this release does not show, and why, as of
+        compared: the part of a recorded row that must be as expected.
+        extra_differences: what differs before a model has computed anything, and belongs to no row.
+        unrecorded: by stage, why this release does not show it; for
             :func:`~pytest_trlcompat.conformance.comparison.stated`.
     """
     recorded = recorded_quantities(recordings)
     unrecorded = {**unrecorded, **unrecorded_of(recordings[0].steps)}
-    every = int(recordings[0].arguments["logging_steps"])
+    logging_steps = int(recordings[0].arguments["logging_steps"])
 
     def quantities(expected: ExpectedTraining) -> list[Quantity]:
-        return stated(expected_quantities(expected, every, transformers), unrecorded)
+        return stated([*expected_quantities(expected, logging_steps, transformers)], unrecorded)
 
     return compare_with_reference(
         quantities(expected),
@@ -75,7 +75,7 @@ def compare(
 
 
 def expected_quantities(expected: ExpectedTraining, logging_steps: int, transformers: int) -> Iterator[Quantity]:
-    """Everything that a recording can show, in the order in which steps make it."""
+    """Everything that a recording can show, in the order in which steps compute it."""
     import torch
 
     from pytest_trlcompat import reference
@@ -126,9 +126,9 @@ def _rounding(name: str, logs: Mapping[str, float], settings: Any, transformers:
 def _of_rewards(name: str, logs: Mapping[str, float], settings: Any) -> float:
     """Two units in the last place of each of the four log-probabilities whose differences, times beta, are rewards.
 
-    Where policy and reference model are equal, rewards are 0 but for that, also with weights changed by rounding; and
-    which of a pair has the larger one, rounding decides: with a vision tower, say, whose convolutions are computed
-    otherwise where a gradient is wanted.
+    Where policy and reference model are equal, rewards are 0 up to this rounding, also with changed weights; rounding
+    then decides which of a pair has the larger one. A vision tower is an example: its convolutions are computed in
+    another way where a gradient is needed.
     """
     if not name.startswith("rewards/"):
         return 0.0
@@ -141,7 +141,7 @@ def _of_rewards(name: str, logs: Mapping[str, float], settings: Any) -> float:
 
 
 def recorded_quantities(recordings: Sequence[Recording]) -> Mapping[tuple[str, str], torch.Tensor]:
-    """The same of a recording, as far as it shows them, by stage and place."""
+    """The same quantities of a recording, as far as it has them, by stage and place."""
     import torch
 
     recorded: dict[tuple[str, str], torch.Tensor] = {}
@@ -163,10 +163,12 @@ def recorded_quantities(recordings: Sequence[Recording]) -> Mapping[tuple[str, s
         for kind, tensors in (("gradients", step_record.gradients or {}), ("weights", step_record.weights)):
             for name, values in tensors.items():
                 recorded[f"{kind}[{name}]", f"step {number}"] = values
-    every = int(main.arguments["logging_steps"])
+    logging_steps = int(main.arguments["logging_steps"])
     for number, entry in enumerate(main.logs):
         for name, value in entry.items():
-            recorded[f"logs[{name}]", f"step {(number + 1) * every - 1}"] = torch.tensor([value], dtype=torch.float64)
+            recorded[f"logs[{name}]", f"step {(number + 1) * logging_steps - 1}"] = torch.tensor(
+                [value], dtype=torch.float64
+            )
     for kind, entries in (("evaluation", [logs for _, logs in main.evaluations]), ("evaluate()", main.returned)):
         for number, entry in enumerate(entries):
             for name, value in entry.items():
@@ -187,7 +189,7 @@ def _padded(rows: Sequence[Any]) -> torch.Tensor:
 def rows_differing(
     recordings: Sequence[Recording], expected_rows: ExpectedRows, compared: Callable[[Row], Row] = dict
 ) -> Iterator[Difference]:
-    """What differs before a model has computed anything: how many rows there are, and each row's columns."""
+    """What differs before a model has computed anything: the number of rows, and the columns of each."""
     main = recordings[0]
     for part, batches in (
         ("training", [recording.training for recording in recordings]),
@@ -203,9 +205,9 @@ def rows_differing(
             yield _difference("data[size]", part, size, main.sizes[part])
         for rank, rank_batches in enumerate(batches):
             for number, batch in enumerate(rank_batches):
-                for stage, right, seen in batch.problems:
+                for stage, correct, seen in batch.problems:
                     yield Difference(
-                        stage, f"{part}, rank {rank}, micro-batch {number}", [right], [seen], math.inf, 0.0
+                        stage, f"{part}, rank {rank}, micro-batch {number}", [correct], [seen], math.inf, 0.0
                     )
         yield from _against(expected, _by_epoch(batches, len(expected), compared), part)
     if main.before_resuming != main.after_resuming:
@@ -222,7 +224,7 @@ def rows_differing(
 def _by_epoch(
     batches: Sequence[Sequence[Any]], size: int, compared: Callable[[Row], Row]
 ) -> Iterator[list[tuple[str, Row]]]:
-    """The rows of all ranks with their places, one pass over the dataset after the other."""
+    """The rows of all ranks with their places, a list for each pass over the dataset."""
     rows: list[tuple[str, Row]] = []
     for number in range(max(map(len, batches))):
         together = [
@@ -257,7 +259,7 @@ def _against(
 
 
 def _nearest(unused: Sequence[Row], expected: Sequence[Row], row: Row, where: str) -> Iterator[Difference]:
-    """How a row differs from that of the expected ones which it is nearest to."""
+    """How a row differs from the most similar of the expected ones."""
     if any(_key(row) == _key(other) for other in expected):
         yield Difference("data[order]", where, ["another row"], [str(dict(row))], math.inf, 0.0)
         return
@@ -271,7 +273,7 @@ def _nearest(unused: Sequence[Row], expected: Sequence[Row], row: Row, where: st
 
 
 def _likeness(row: Row, other: Row) -> tuple[int, float]:
-    """How many columns are equal, then how alike the others are."""
+    """The number of equal columns, then how similar all columns are."""
     from difflib import SequenceMatcher
 
     same = sum(row.get(name) == other.get(name) for name in {**row, **other})
@@ -284,7 +286,7 @@ def _key(row: Row) -> tuple[tuple[str, tuple[float, ...]], ...]:
 
 
 def _updates(main: Recording) -> Iterator[Difference]:
-    """Each step accumulates as many micro-batches as the config says; the last one of an epoch may have fewer."""
+    """Steps that accumulate other numbers of micro-batches than the config says; an epoch's last may have fewer."""
     accumulated = int(main.arguments["gradient_accumulation_steps"])
     starts = (0, *(step.micro_batches for step in main.steps))
     counts = [end - start for start, end in pairwise(starts)]
@@ -293,13 +295,13 @@ def _updates(main: Recording) -> Iterator[Difference]:
     ranks = int(main.arguments.get("world_size", 1))
     of_epoch = -(-rows // (size * ranks)) if rows else 0
     for number, (start, count) in enumerate(zip(starts, counts, strict=False)):
-        left = of_epoch - start % of_epoch if of_epoch else accumulated
-        if count != min(accumulated, left):
-            yield _difference("updates", f"step {number}", min(accumulated, left), count)
+        left_in_epoch = of_epoch - start % of_epoch if of_epoch else accumulated
+        if count != min(accumulated, left_in_epoch):
+            yield _difference("updates", f"step {number}", min(accumulated, left_in_epoch), count)
 
 
 def _best_model(main: Recording, expected: ExpectedTraining) -> Iterator[Difference]:
-    """``load_best_model_at_end``: the weights at the end are those after which the loss of evaluation was smallest."""
+    """``load_best_model_at_end``: final weights must be those with which the loss of evaluation was smallest."""
     import torch
 
     if not main.final or not expected.evaluations:
@@ -320,7 +322,7 @@ def _best_model(main: Recording, expected: ExpectedTraining) -> Iterator[Differe
 def _missing(
     recording: Recording, expected: ExpectedTraining, only_in_training: frozenset[str]
 ) -> Iterator[Difference]:
-    """What is logged of training, and of no evaluation; of what the reference measures where it measured something."""
+    """What a training logs and an evaluation does not; a metric of the reference is due where it has a value there."""
     logged = {name for entry in recording.logs for name in entry} - only_in_training
     known = {
         name

@@ -1,8 +1,8 @@
-"""A short training on the rows of a dataset with a setting, and everything of it that the reference computes too.
+"""Train briefly on the rows of a dataset with a setting, and record everything that the reference computes too.
 
-A training whose trainer another program builds, such as a project's own command, is recorded by :func:`recorded`.
+:func:`recorded` records a training whose trainer another program builds, such as a project's own command.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def record(
         setting: fields of the config, and values of axes.
         seed: of the data.
         whole: gathers the trained weights of a trainer, by their names in the bare model, where a strategy shards
-            them; then no gradients are kept. Called on every rank.
+            them; then no gradients are recorded. Called on every rank.
     """
     import trl
 
@@ -69,12 +69,12 @@ def record(
 def recorded(
     adapter: SupervisedHooks, ended: Callable[[Recording], None], whole: Whole | None = None
 ) -> Iterator[None]:
-    """Record the first training that begins until the end, whoever builds its trainer, such as a project's own command.
+    """Record the first training that begins within, whoever builds its trainer, such as a project's own command.
 
     Args:
         adapter: how the trainer's batches are read.
-        ended: called with the recording when the training has ended, and not only the program that it is part of,
-            which may end what ranks exchange messages by.
+        ended: called with the recording as soon as the training has ended: the program around it may destroy the
+            process group before it ends itself.
         whole: as of :func:`record`.
     """
     import transformers
@@ -131,7 +131,7 @@ def _recorded_steps(trainer: Any, recording: Recording, whole: Whole | None) -> 
 
 
 def _recorded_class(trainer_class: type, adapter: SupervisedHooks, recording: Recording) -> type:
-    """The trainer, which keeps what its methods are given and return."""
+    """A subclass of the trainer that records what its methods are given and return."""
 
     watched: Any = adapter.watched(trainer_class, recording)
 
@@ -146,7 +146,7 @@ def _recorded_class(trainer_class: type, adapter: SupervisedHooks, recording: Re
             return super().prediction_step(model, inputs, *args, **kwargs)
 
         def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-            """That of several sets evaluates one after the other, and each is recorded by itself."""
+            """An evaluation of several sets calls itself for each; only these inner calls are recorded."""
             before, prefix = len(recording.evaluations), kwargs.get("metric_key_prefix", "eval")
             recording.in_evaluation = True
             try:
@@ -171,10 +171,10 @@ def _recorded_class(trainer_class: type, adapter: SupervisedHooks, recording: Re
 
 
 def _as_one(entry: Mapping[str, Any], prefix: str, sets: Sequence[str]) -> dict[str, Any]:
-    """What is logged of one set of several, by the names that an only one has.
+    """What is logged of one of several sets, under the names that a single set has.
 
     Args:
-        sets: names of those that one call evaluates together, which are equally large: their loss is the mean.
+        sets: names of those that one call evaluates together. They are equally large, so that the loss is the mean.
     """
     losses = [entry[name] for set_name in sets if (name := f"{prefix}_{set_name}_loss") in entry]
     if losses and len(losses) == len(sets):
@@ -195,7 +195,7 @@ def _resume(
     recording: Recording,
     whole: Whole | None,
 ) -> None:
-    """Train on from the first step's checkpoint; what happens takes the place of what happened then."""
+    """Resume from the checkpoint of the first step; the resumed steps replace those that were recorded after it."""
     steps = 1
     again = Recording(arguments=recording.arguments)
     with adapter.surrounding(model, setting, config, seed, again):
