@@ -155,6 +155,7 @@ def differing(
         largest = float(expected_values.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if expected_values.numel() else 0.0
         allowed = (FLOOR if tolerance is None else tolerance) * max(largest, SMALLEST) + quantity.rounding
         if off > allowed and tolerance is None:
+            # Computed here and not before: neighbours cost as many trainings, and most recordings need none.
             near = near or neighbours()
             spread = max(
                 (_apart(expected_values, _aligned(neighbour[number], seen)[0]) for neighbour in near), default=0.0

@@ -90,6 +90,7 @@ def _compare_row(
     if (ended := refusals.result_without_numbers(setting, training)) is not None:
         return {**result, **ended}
     recordings = of_all_ranks(recording)
+    # Other ranks return here, after the last collective: the comparison is the same for all of them.
     if int(os.environ.get("RANK", "0")):
         return result
     try:

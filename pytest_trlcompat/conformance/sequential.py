@@ -179,6 +179,7 @@ def training() -> Iterator[dict[str, Any]]:
         raise
     except BaseException as error:  # torch's CheckpointException is no Exception
         if ranks is not None and ranks.has_left():
+            # The error is only that a rank which left no longer answers; that rank tells why.
             ended = _Ended(None, "freed")
         else:
             if ranks is not None:

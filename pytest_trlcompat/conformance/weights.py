@@ -22,7 +22,7 @@ def gathered(
     parameters: Iterable[torch.nn.Parameter], modifier_rank: int | None = None
 ) -> contextlib.AbstractContextManager[Any]:
     """A context in which parameters are whole: DeepSpeed's where ZeRO-3 has partitioned them. Collective there."""
-    to_gather = list(parameters)
+    to_gather = list(parameters)  # it is read twice, and may be an iterator
     if any(hasattr(parameter, "ds_id") for parameter in to_gather):
         import deepspeed
 

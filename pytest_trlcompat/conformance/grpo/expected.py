@@ -107,6 +107,7 @@ def computed(
     settings = dataclasses.replace(settings, eos_token_id=ends, pad_token_id=0)
     settings = dataclasses.replace(settings, router_aux_loss_coef=_aux_loss_coef(recordings[0].arguments, policy))
     calls = [[call for call in recording.generated if not call.evaluation] for recording in recordings]
+    # Later code takes the n-th call of each rank as one generation.
     if len({len(rank_calls) for rank_calls in calls}) != 1:
         raise StepCountMismatch(f"ranks sampled {[len(rank_calls) for rank_calls in calls]} times")
     rollouts, layouts = [], []

@@ -50,6 +50,7 @@ def expected_quantities(expected: ExpectedTraining, logging_steps: int, transfor
     counted = 0
     for number, step in enumerate(expected.steps):
         for generation in step.generations:
+            # Several steps may train on the same generation, whose quantities are listed once.
             if any(generation is earlier for earlier in generations):
                 continue
             place = f"generation {len(generations)}"

@@ -43,6 +43,7 @@ def fixed_completions(data: Data, recording: Recording, group: int) -> Iterator[
         masks = kwargs.get("attention_mask")
         config = copy.deepcopy(kwargs["generation_config"])
         max_new_tokens = config.max_new_tokens
+        # One token is enough for the library to prepare its config, which is what is compared.
         config.max_new_tokens = 1
         with prepared_config() as prepared:
             drawn = generate(self, inputs, **{**kwargs, "generation_config": config})

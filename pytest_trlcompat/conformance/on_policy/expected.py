@@ -40,6 +40,7 @@ def settings_of(
     for name in ("lr_scheduler_type", "optim"):
         chosen[name] = str(getattr(arguments[name], "value", arguments[name]))
     if chosen.get("warmup_steps") == 0:
+        # The reference has one setting for both: below 1 it is the part of the steps that warmup_ratio names.
         chosen["warmup_steps"] = arguments.get("warmup_ratio") or 0
     micro_batch = int(arguments["per_device_train_batch_size"])
     mini_batch = int(arguments["local_batch_size"]) // int(arguments["num_mini_batches"])

@@ -59,6 +59,7 @@ def settings_from(
     for name in ("lr_scheduler_type", "optim"):
         chosen[name] = str(getattr(chosen[name], "value", chosen[name]))
     if not chosen.get("warmup_steps"):
+        # The reference has one setting for both: below 1 it is the part of the steps that warmup_ratio names.
         chosen["warmup_steps"] = arguments.get("warmup_ratio") or 0
     if chosen.get("max_steps", -1) < 0:
         chosen["max_steps"] = None
@@ -82,6 +83,7 @@ def computed(
     """
     from pytest_trlcompat import reference
 
+    # after_step may mix the policy into the reference model in place, and neighbours are made of the untrained ones.
     models = copy.deepcopy(models)
     settings = adapter.settings(recordings[0].arguments, conventions, len(recordings), models)
     counts = {tuple(step.micro_batches for step in recording.steps) for recording in recordings}
