@@ -1,6 +1,6 @@
-"""Where a checkout keeps what it made from its own files: in the user's cache, never in the checkout.
+"""Cache of texts that are computed from a checkout's own files: in the user's cache folder, never in the checkout.
 
-A wheel has the same as files, which its build writes.
+A wheel contains the same texts as files, which its build writes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["read", "stamp", "write"]
 
 
 def stamp(paths: Iterable[str]) -> str:
-    """Changes when one of some files may have changed; costs no reading."""
+    """A digest that changes when one of the files may have changed; the files are not read."""
     digest = hashlib.sha256()
     for path in sorted(paths):
         status = os.stat(path)
@@ -26,11 +26,11 @@ def stamp(paths: Iterable[str]) -> str:
 
 
 def read(folder: Path, kind: str = "") -> str | None:
-    """The text that :func:`write` wrote; ``None`` where there is none, or somebody else could have written it.
+    """The text that :func:`write` wrote; ``None`` where there is none, or another user could have written it.
 
     Args:
-        folder: what it was made from lies there.
-        kind: of several texts that are made from it.
+        folder: of the files from which the text is computed.
+        kind: tells several texts from the same files apart.
     """
     try:
         path = _path(folder, kind)
@@ -42,7 +42,7 @@ def read(folder: Path, kind: str = "") -> str | None:
 
 
 def write(folder: Path, text: str, kind: str = "") -> None:
-    """Keep a text for later processes, if there is a place where nobody else writes; it replaces the last one."""
+    """Keep a text for later processes, in place of the last one, where nobody else can write to the folder."""
     with contextlib.suppress(OSError, RuntimeError, _trust.UntrustedError):
         path = _path(folder, kind)
         _trust.make_folder(path.parent)
@@ -60,6 +60,6 @@ def write(folder: Path, text: str, kind: str = "") -> None:
 
 
 def _path(folder: Path, kind: str) -> Path:
-    """A checkout has one of each kind, which the next one replaces."""
+    """The path of the text; a checkout has one of each kind."""
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     return _data.cache_folder() / "catalog" / f"{name}{kind and f'-{kind}'}.json"

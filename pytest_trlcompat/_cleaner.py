@@ -1,8 +1,7 @@
 """Ends what a process leaves behind when it is killed: its marked processes, and the folder that it made.
 
-A process of its own, since nothing that was killed can clean up, and its descendants may have been killed with it. It
-touches no folder but the one that it was told of, and that only while it is still the same one. Linux; imports only the
-standard library.
+It is a separate process, since a process that was killed cannot clean up, and its descendants may have been killed with
+it. It removes only the folder that it was told of, and only while that is still the same one. Linux only.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from pytest_trlcompat._cle
 
 
 class OwnFolder:
-    """A folder that this process has made, and that is removed with this process, however that ends.
+    """A folder that this process has made, and that is removed when this process ends, in whatever way.
 
     Args:
         path: the folder.
@@ -61,7 +60,7 @@ class OwnFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether it is still there; a folder that somebody else has put in its place is not it."""
+        """Whether it is still there; a folder that somebody has put in its place does not count."""
         return _identity(self.path) == self._identity
 
     def remove(self) -> None:
@@ -76,10 +75,10 @@ class OwnFolder:
 def _identity(path: Path) -> str:
     """The device and the number of the file ``path``, no link followed; empty if there is none."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return ""
-    return f"{found.st_dev}:{found.st_ino}"
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 def _remove(path: Path, identity: str) -> None:

@@ -1,7 +1,4 @@
-"""Finds the suites and the fixtures: inside the installed package, or next to it in a checkout.
-
-Imports nothing but the standard library.
-"""
+"""Find the suites and the fixtures: inside the installed package, or next to it in a checkout."""
 
 from __future__ import annotations
 
@@ -29,9 +26,9 @@ def cache_folder() -> Path:
     Raises:
         RuntimeError: neither variable is set, and the user has no home directory.
     """
-    own = os.environ.get("TRLCOMPAT_CACHE")
-    if own:
-        return Path(own).expanduser().resolve()
+    configured = os.environ.get("TRLCOMPAT_CACHE")
+    if configured:
+        return Path(configured).expanduser().resolve()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "pytest-trlcompat"
 
 

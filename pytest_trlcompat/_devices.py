@@ -1,4 +1,4 @@
-"""The GPUs of this machine, without CUDA or torch. Imports only the standard library."""
+"""The GPUs of this machine, without CUDA or torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, devices: Path = Path("
 
 
 def cuda_initialized(library: str = "libcuda.so.1") -> bool:
-    """Whether this process has initialised CUDA, in any way; then its forked children cannot use it.
+    """Whether this process has initialised CUDA in any way. If so, its forked children cannot use it.
 
     Calls the driver only if it is loaded already, which does not initialise it: until ``cuInit``, every function of the
     driver's API returns ``CUDA_ERROR_NOT_INITIALIZED``

@@ -1,8 +1,8 @@
-"""What was due and what was met: whoever calls something right first says what that takes.
+"""What was due and what was met: code that calls something right first lists what that takes.
 
-Comparing, proving, sweeping, watching and publishing all end in "nothing is wrong". An :class:`Account` keeps that
-from being said of nothing: it holds a list of what is due, and is complete only if the list has entries and every one
-of them was met. Imports only the standard library, and runs in ranks too.
+Comparing, proving, sweeping, watching and publishing all end in "nothing is wrong". An :class:`Account` prevents that
+from being said where nothing was looked at: it has a list of what is due, and is complete only if the list has entries
+and every one of them was met. Ranks use it too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Account"]
 Name = TypeVar("Name", bound=Hashable)
 
 _SHOWN = 4
-"""How many names a sentence shows; the rest is counted."""
+"""How many names a sentence shows; further ones are only counted."""
 
 
 class Account(Generic[Name]):
@@ -48,12 +48,12 @@ class Account(Generic[Name]):
 
     @property
     def refused(self) -> dict[Name, str]:
-        """What is there and does not count, with the reason."""
+        """Names of what is there and does not count, with the reason."""
         return dict(self._refused)
 
     @property
     def unexpected(self) -> tuple[Name, ...]:
-        """What is there and was not due: the two sides do not speak of the same."""
+        """Names of what is there and was not due: the two sides do not mean the same things."""
         return tuple(self._unexpected)
 
     @property
@@ -73,7 +73,7 @@ class Account(Generic[Name]):
             self.meet(name)
 
     def refuse(self, name: Name, reason: str) -> None:
-        """Something is there under this name that does not count; also where it was met before, or was not due.
+        """Say that what is there under this name does not count, even if it was met before, or was not due.
 
         Args:
             reason: as it follows the name: ``is not finite``.

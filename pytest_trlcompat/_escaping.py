@@ -1,9 +1,8 @@
-"""What libraries, package indexes and authors of commits said, made harmless for where it is shown, in one place.
+"""Make texts of libraries, package indexes and authors of commits harmless for the place where they are shown.
 
 For a terminal and XML: :func:`printable`; for a terminal where a reader must see what is hidden: :func:`visible` and
-:func:`encodable`. For Markdown: :func:`in_row`, :func:`in_block`, :func:`code`, :func:`fenced`.
-For HTML that stands in Markdown: :func:`in_html`; templates of HTML escape by themselves. For a script's data:
-:func:`script_json`. Imports only the standard library.
+:func:`encodable`. For Markdown: :func:`in_row`, :func:`in_block`, :func:`code`, :func:`fenced`. For HTML in Markdown:
+:func:`in_html`; templates of HTML escape by themselves. For the data of a script: :func:`script_json`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _UNPRINTABLE = re.compile(
     "]"
 )
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-"""Unicode's categories of what has no shape of its own, or ends a line."""
+"""Unicode's categories of characters that are not visible, or end a line."""
 _MARKUP = re.compile(r"[\\`*\[\]|~$]|_+|[&<]|://|\bwww\.", re.IGNORECASE)
 _ENTITIES = {"&": "&amp;", "<": "&lt;"}
 _BLOCK = re.compile(r"[#>+\-=%:(]|\d{1,9}(?=[.)])")
@@ -44,15 +43,17 @@ _BLOCK = re.compile(r"[#>+\-=%:(]|\d{1,9}(?=[.)])")
 
 
 def printable(text: str) -> str:
-    """Without what a terminal would obey, or XML 1.0 and UTF-8 cannot hold: U+FFFD stands in its place."""
+    """The text with U+FFFD for characters that a terminal would obey, or that XML 1.0 and UTF-8 cannot represent."""
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def visible(text: str) -> str:
-    """With every control, format or unassigned character and lone surrogate as Python writes it: ``\\x1b``."""
+    """The text with every control, format or unassigned character and lone surrogate as Python writes it: ``\\x1b``."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_as_python_writes(each) if unicodedata.category(each) in _HIDDEN else each for each in text)
+    return "".join(
+        _as_python_writes(character) if unicodedata.category(character) in _HIDDEN else character for character in text
+    )
 
 
 def _as_python_writes(character: str) -> str:
@@ -60,7 +61,7 @@ def _as_python_writes(character: str) -> str:
 
 
 def encodable(text: str, encoding: str | None) -> str:
-    """With what an encoding lacks as Python writes it."""
+    """The text with characters that an encoding lacks as Python writes them."""
     known = encoding or "utf-8"
     return text.encode(known, "backslashreplace").decode(known, "replace")
 
@@ -76,14 +77,14 @@ def in_row(text: object) -> str:
     return _MARKUP.sub(_escaped, line)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    markup, line = found[0], found.string
+def _escaped(match: re.Match[str]) -> str:
+    markup, line = match[0], match.string
     if markup in _ENTITIES:
         return _ENTITIES[markup]
-    if markup[0] == "_":  # within a word it emphasises nothing, and names are full of it
-        within = found.start() and line[found.start() - 1].isalnum() and line[found.end() : found.end() + 1].isalnum()
+    if markup[0] == "_":  # within a word it does not emphasise, and names are full of it
+        within = match.start() and line[match.start() - 1].isalnum() and line[match.end() : match.end() + 1].isalnum()
         return markup if within else "\\_" * len(markup)
-    if len(markup) > 1:  # "://" and "www." make a link of what they stand in
+    if len(markup) > 1:  # "://" and "www." turn the text around them into a link
         return markup.replace(":", "\\:").replace(".", "\\.")
     return f"\\{markup}"
 
@@ -120,7 +121,7 @@ def _longer_than_any(mark: str, text: str, least: int) -> str:
 
 
 def in_html(text: object) -> str:
-    """For an element or an attribute of HTML that stands in Markdown: one line without markup."""
+    """For an element or an attribute of HTML in Markdown: one line without markup."""
     import html  # the names of all characters, which few processes need
 
     return html.escape(one_line(str(text)))

@@ -1,13 +1,13 @@
-"""What the id of a known issue says of its trainer."""
+"""Read the trainer of a known issue from its id."""
 
 from __future__ import annotations
 
 __all__ = ["TRAINERS", "folder_of", "kind_of", "measured_with", "trainer_of"]
 
 TRAINERS = ("distillation", "dpo", "grpo", "kto", "ppo", "reward", "rloo", "sft")
-"""Trainers that issues of their own begin with in their ids, or end with after ``conformance``.
+"""Trainers whose names begin the ids of their issues, or follow ``conformance-``.
 
-Where another trainer had the same name before, ids of its issues have ``first-`` in front, ``first-rloo-eos-count``.
+Where another trainer had the same name before, the ids of its issues begin with ``first-``: ``first-rloo-eos-count``.
 """
 
 _FIRST = "first-"
@@ -20,8 +20,8 @@ def trainer_of(issue_id: str) -> str:
 
 
 def measured_with(issue_id: str) -> str:
-    """The trainer that an issue's suite runs: ``trainer`` for a plain one of Transformers', and ``first_rloo`` for the
-    trainer that had the name of ``rloo`` before."""
+    """The trainer that an issue's suite runs: ``trainer`` is Transformers' own, and ``first_rloo`` the legacy RLOO,
+    which had the name before ``rloo``."""
     if issue_id.startswith("trainer-"):
         return "trainer"
     is_first = issue_id.removeprefix("conformance-").startswith(_FIRST)
@@ -29,7 +29,7 @@ def measured_with(issue_id: str) -> str:
 
 
 def kind_of(issue_id: str) -> str:
-    """Whose cures cure it, as :func:`measured_with` names trainers; empty for one that meets every trainer."""
+    """The trainer whose cures cure it, as :func:`measured_with` names it; empty for one that meets every trainer."""
     return measured_with(issue_id) if trainer_of(issue_id) else ""
 
 

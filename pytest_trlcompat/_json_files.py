@@ -1,7 +1,7 @@
-"""JSON files that others may have written or damaged: read without waiting, without limitless memory, without guessing.
+"""Read JSON files that others may have written or damaged: without waiting, with bounded memory, and without guessing.
 
-Nothing but a regular file is opened: a pipe would be waited for, and a link may lead to any other file, whose first
-line would then stand in a report. Imports only the standard library and ``packaging``.
+Only regular files are opened: reading a pipe would wait, and a link may lead to any other file, whose first line would
+then appear in a report.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["Unreadable", "check_version", "lines_of", "parse", "read_gzipped", "
 _LONGEST = 16 * 2**20
 """Bytes of a line, or of a file that is read as one text."""
 _GZIP = 16 + zlib.MAX_WBITS
-"""For zlib: with the header of gzip (RFC 1952) and its checksum."""
+"""The argument of zlib that asks for the header of gzip (RFC 1952) and its checksum."""
 _DEEPEST = 50
-"""Arrays and objects within each other."""
+"""How deep arrays and objects may be nested."""
 _KINDS = {
     stat.S_ISDIR: "a folder",
     stat.S_ISLNK: "a symbolic link, which is not followed; put the file itself there",
@@ -49,7 +49,7 @@ def read_text(path: Path) -> str:
 
 
 def read_gzipped(path: Path) -> str:
-    """The text of a file that gzip compressed, whose text has at most as many bytes as one that is not.
+    """The text of a gzip file; it may have as many bytes as one that is not compressed.
 
     Raises:
         Unreadable: as :func:`read_text`; or it is cut short, damaged, or goes on after its end.
@@ -80,7 +80,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str | Unreadable, bool]]:
-    """Each line's number, its text or why it has none, and whether it is whole: ends with a line feed.
+    """For each line: its number, its text or why it has none, and whether it is complete, with a line feed at its end.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -104,7 +104,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str | Unreadable, bool]]:
 
 def _opened(path: Path) -> BinaryIO:
     try:
-        # Without O_NONBLOCK a pipe would be waited for.
+        # Without O_NONBLOCK, opening a pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
@@ -129,7 +129,7 @@ def _decoded(data: bytes) -> str:
 
 
 def parse(text: str) -> Any:
-    """The value of a JSON text (RFC 8259), in which each name of an object stands once.
+    """The value of a JSON text (RFC 8259), in which no object has a name twice.
 
     Raises:
         Unreadable: it is none, or holds NaN, an infinite number, a name twice, or is nested more than 50 deep.
@@ -144,18 +144,18 @@ def parse(text: str) -> Any:
         raise Unreadable(f"it is not JSON: {error}") from error
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"it is not JSON that can be read: {error}") from error
-    # The number of brackets is a bound that costs nothing.
+    # The number of brackets bounds the depth, and is quickly counted.
     if text.count("[") + text.count("{") > _DEEPEST:
         _check_depth(value)
     return value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         raise Unreadable(f"the name {next(name for name in names if names.count(name) > 1)!r} stands twice")
-    return found
+    return members
 
 
 def _constant(name: str) -> float:
@@ -180,8 +180,10 @@ def _check_depth(value: Any) -> None:
     for _ in range(_DEEPEST):
         level = [
             inner
-            for each in level
-            for inner in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+            for container in level
+            for inner in (
+                container.values() if isinstance(container, dict) else container if isinstance(container, list) else ()
+            )
         ]
         if not level:
             return

@@ -1,8 +1,7 @@
-"""Where an exception was raised, as one line: the functions of the stack's libraries that it came through.
+"""Where an exception was raised, as one line: the functions of the stack's libraries through which it came.
 
-``torch/nn/functional.py:embedding < transformers/generation/utils.py:generate``: innermost first, by paths that are the
-same in every environment. A known symptom whose words are common is told from others by it. Imports no package of the
-stack.
+``torch/nn/functional.py:embedding < transformers/generation/utils.py:generate``: the innermost first, by paths that are
+the same in every environment. It tells a known symptom with common words from other errors.
 """
 
 from __future__ import annotations
@@ -16,40 +15,40 @@ from pytest_trlcompat.stack import PACKAGES
 __all__ = ["apart", "frames", "of_exception", "of_traceback", "with_location"]
 
 _LIMIT = 16
-"""Innermost functions that are kept."""
+"""How many of the innermost functions are kept."""
 _PLAIN = str.maketrans("( )", "<_>")
 _BETWEEN = " < "
 _FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line \d+, in (?P<function>\S+)', re.MULTILINE)
 _IN_LIBRARY = re.compile(rf".*/(?P<path>(?:{'|'.join(PACKAGES)})/.+)")
 _EVERYWHERE = ("torch/nn/modules/module.py", "torch/utils/_contextlib.py")
-"""Files through which every call of a model goes."""
+"""Files through which every call of a model passes."""
 _WITH = re.compile(r" \(in (?P<location>[^()\s]+:[^()\s]+(?: < [^()\s]+)*)\)(?= \[|$)")
 
 
 def of_exception(error: BaseException) -> str:
-    """Of an exception in hand; empty where it was not raised yet."""
+    """The location of an exception; empty where it has not been raised yet."""
     return _of((frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def of_traceback(text: str) -> str:
-    """Of a formatted traceback, by its last exception; empty where it has no frame."""
+    """The location of the last exception of a formatted traceback; empty where that has no frame."""
     last = text.rpartition("Traceback (most recent call last):")[2]
-    return _of((found["path"], found["function"]) for found in _FRAME.finditer(last))
+    return _of((match["path"], match["function"]) for match in _FRAME.finditer(last))
 
 
 def _of(outermost_first: Iterable[tuple[str, str]]) -> str:
-    """The innermost frame, wherever it is, and before it those in the stack's libraries, each function once."""
-    kept: dict[str, None] = {}
+    """The innermost function, of any file, and those around it in the stack's libraries, each once."""
+    functions: dict[str, None] = {}
     for number, (path, function) in enumerate([*outermost_first][::-1]):
         inside = _IN_LIBRARY.match(path)
         name = inside["path"] if inside else path.rpartition("/")[2]
         if number == 0 or (inside and not name.endswith(_EVERYWHERE)):
-            kept.setdefault(f"{name}:{function}".translate(_PLAIN))
-    return _BETWEEN.join(list(kept)[:_LIMIT])
+            functions.setdefault(f"{name}:{function}".translate(_PLAIN))
+    return _BETWEEN.join(list(functions)[:_LIMIT])
 
 
 def frames(location: str) -> tuple[str, ...]:
-    """Its functions, innermost first."""
+    """The functions of a location, the innermost first."""
     return tuple(location.split(_BETWEEN)) if location else ()
 
 
@@ -59,6 +58,6 @@ def with_location(text: str, location: str) -> str:
 
 
 def apart(text: str) -> tuple[str, str]:
-    """The text of an exception without its location, and that; empty where none was kept."""
-    found = _WITH.search(text)
-    return (text, "") if found is None else (text[: found.start()] + text[found.end() :], found["location"])
+    """The text of an exception without its location, and the location, empty where there is none."""
+    match = _WITH.search(text)
+    return (text, "") if match is None else (text[: match.start()] + text[match.end() :], match["location"])

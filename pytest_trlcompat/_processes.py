@@ -1,4 +1,4 @@
-"""Finds and ends processes that others left behind. Linux; imports only the standard library."""
+"""Find and end processes that others left behind. Linux only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
 
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent ends, so that none of them is lost."""
-    # A parent that ignores it, as some daemons do, bequeaths that, and no child's end could then be waited for.
+    # A process inherits it where its parent ignores SIGCHLD, as some daemons do; then it could not wait for children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -48,11 +48,11 @@ def adopt_orphans() -> None:
 
 def children() -> list[int]:
     """The process ids of this process's children, whichever thread started them."""
-    found: list[int] = []
+    pids: list[int] = []
     for path in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found += map(int, path.read_text().split())
-    return found
+            pids += map(int, path.read_text().split())
+    return pids
 
 
 def state_of(pid: int) -> str:
@@ -64,9 +64,9 @@ def state_of(pid: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process has not ended; one that its parent has not yet taken note of (a zombie) has.
+    """Whether a process has not ended; a zombie, for which its parent has not yet waited, has.
 
-    An orphan's parent is init, which in a container may take its time.
+    An orphan's parent is init, which may take its time in a container.
     """
     return state_of(pid) not in ("", "Z", "X")
 
@@ -76,26 +76,26 @@ def marked(mark: str) -> list[int]:
 
     Descendants inherit a variable, whatever their process group or session.
     """
-    wanted, found = mark.encode(), []
+    variable, pids = mark.encode(), []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         pid = int(entry.parent.name)
         with contextlib.suppress(OSError):
-            if pid != os.getpid() and wanted in entry.read_bytes().split(b"\0"):
-                found.append(pid)
-    return found
+            if pid != os.getpid() and variable in entry.read_bytes().split(b"\0"):
+                pids.append(pid)
+    return pids
 
 
 def crashed_children(parents: Collection[int]) -> dict[int, int]:
-    """Children of these processes that have ended otherwise than by 0, and of which the parent has not yet taken note.
+    """Children of these processes that have ended, not with status 0, and for which the parent has not yet waited.
 
     Returns:
-        By process id, the exit status; of one that a signal has ended, minus its number.
+        By process id, the exit status; minus the number of the signal that ended it.
     """
     crashed = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = entry.read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:  # it has gone meanwhile
+        except OSError:  # the process has gone meanwhile
             continue
         # proc_pid_stat(5): the state is field 3, the parent 4, the status as waitpid(2) has it 52.
         if fields[0] == "Z" and int(fields[1]) in parents and (status := int(fields[49])):
@@ -104,16 +104,17 @@ def crashed_children(parents: Collection[int]) -> dict[int, int]:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill them."""
+    """Kill every process that :func:`marked` finds."""
     for pid in marked(mark):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
 
 def beyond_standard(descriptor: int) -> int:
-    """The same file at a descriptor that is none of the three standard ones; ``descriptor`` itself is closed.
+    """A descriptor of the same file that is none of the three standard ones; ``descriptor`` itself is closed.
 
-    Where those are closed, a new file gets their numbers, and a child process loses it to its own standard streams.
+    Where standard streams are closed, a new file gets their numbers, and a child process would replace it by its own
+    standard streams.
     """
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)

@@ -1,8 +1,7 @@
 """What a verdict was measured with: a digest of the code that ran, and of the packages that the process really had.
 
-Each record carries it. Whoever takes over what was measured before (a resumed session, an interrupted sweep, a merge,
-publishing, the watch, a bisection) asks :func:`difference`, and nobody compares in another way. Imports only the
-standard library.
+Each record carries it. Code that reuses earlier measurements (a resumed session, an interrupted sweep, a merge,
+publishing, the watch, a bisection) asks :func:`difference`, and does not compare in any other way.
 """
 
 from __future__ import annotations
@@ -34,38 +33,38 @@ OF_THE_MACHINE = (
     *("TRLCOMPAT_CACHE", "TRLCOMPAT_NODE_CACHE", "TRLCOMPAT_SWEEP", "TRLCOMPAT_RUN", "TRLCOMPAT_RDZV_SECRET"),
     *("TRLCOMPAT_LAUNCH", "TRLCOMPAT_LAUNCHER", "TRLCOMPAT_VLLM_CONTROL", "TRLCOMPAT_VLLM_SERVER"),
 )
-"""Variables on which no verdict depends, and that mean nothing on another machine: folders, secrets, and marks of
-processes, which a process may also set for those that it starts."""
+"""Variables on which no verdict depends, and which mean nothing on another machine: folders, secrets, and marks of
+processes. A process may also set them for those that it starts."""
 
 OF_A_RUN = ("TRLCOMPAT_RESULTS", "TRLCOMPAT_RESUME", "TRLCOMPAT_ISSUE", "TRLCOMPAT_SUBJECT", "TRLCOMPAT_TRAINER")
-"""Settings that say which verdicts are measured and where they are written, not what they are."""
+"""Settings that select which verdicts are measured and where they are written; no verdict depends on them."""
 
 CODE_VARIABLES = "TRLCOMPAT_"
-"""How the variables begin that are settings of this project, and part of the code's digest."""
+"""Prefix of variables that are settings of this project, and part of the code's digest."""
 
 _IRRELEVANT = (
     *("matrix", "bisect", "doctor", "watch", "templates", "__pycache__"),
     *("boundaries.py", "header.py", "summary.py", "evidence.json"),
     *("locks", "hashes", "matrix.toml"),
-    # Made by a build, and there or not by how this project is installed.
+    # A build makes these, so that it depends on how this project is installed whether they exist.
     *("__init__.pyi", "known.json", "index.json"),
 )
-"""Files and folders on which no verdict depends, or (locks) that the packages stand for."""
+"""Files and folders on which no verdict depends; for locks, the digest of packages stands in."""
 
 _LENGTH = 12
 _TEXT = re.compile(rf"(?P<code>[0-9a-f]{{{_LENGTH}}})\.(?P<packages>[0-9a-f]{{{_LENGTH}}})", re.ASCII)
 _HEADER = re.compile(r"^(Name|Version): *(\S+)", re.MULTILINE)
 _HEADER_LENGTH = 2048
-"""Characters of a distribution's metadata; name and version are in the first lines."""
+"""Characters of a distribution's metadata that are read; name and version are in the first lines."""
 
 WITHOUT_EFFECT = ("pytest-trlcompat", "coverage")
-"""Distributions that are no part of what is measured: this project, whose code has a digest of its own, and what
+"""Distributions that are no part of what is measured: this project, whose code has its own digest, and the one that
 ``nox -s coverage`` adds for a while."""
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What something was measured with; empty where nobody wrote it down, which is equal to nothing.
+    """What something was measured with; empty where it is not known, and then equal to nothing.
 
     Attributes:
         code: digest of this project's code, the suites, their data and the ``TRLCOMPAT_`` settings.
@@ -77,7 +76,7 @@ class Provenance:
 
     @classmethod
     def parse(cls, text: str) -> Provenance:
-        """The inverse of ``str``; any other text is taken as not known."""
+        """The inverse of ``str``; any other text counts as not known."""
         match = _TEXT.fullmatch(text)
         return cls(match["code"], match["packages"]) if match else cls()
 
@@ -90,9 +89,9 @@ class Provenance:
 
 
 def difference(recorded: Provenance | str, current: Provenance) -> str:
-    """Why what was recorded is not what ``current`` would measure, as it follows "it was measured"; empty if it is.
+    """Why a record is not what ``current`` would measure, to be read after "it was measured"; empty where it is.
 
-    What is not known is never the same, on neither side.
+    A provenance that is not known, on either side, is never the same.
     """
     recorded = Provenance.parse(recorded) if isinstance(recorded, str) else recorded
     if not recorded.is_known or not current.is_known:
@@ -128,7 +127,7 @@ def packages_digest(python: str, distributions: Mapping[str, str]) -> str:
 
 
 def of_this_process() -> Provenance:
-    """Of the running process, by the package that it has imported and the distributions on its path.
+    """The provenance of the running process: of the package that it has imported and the distributions on its path.
 
     Read once for each path and settings, since a suite has thousands of verdicts.
     """
@@ -152,14 +151,14 @@ def _settings(environ: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def of_environment(root: Path) -> str:
-    """The packages' digest that a process of a virtual environment has, found without starting one."""
+    """The digest of packages of a process in a virtual environment, found without starting one."""
     site_packages = sorted((root / "lib").glob("python*/site-packages"))
     python = site_packages[0].parent.name.removeprefix("python") if site_packages else ""
     return packages_digest(python, distributions_in(site_packages))
 
 
 def distributions_in(folders: Iterable[Path]) -> dict[str, str]:
-    """Canonical name to version of every distribution in folders, the first folder that has one counts.
+    """The version of every distribution in folders, by its canonical name; the first folder that has it counts.
 
     Metadata alone is read, no package is imported. Of a distribution that stands twice in one folder, as a broken
     upgrade leaves it, the version is ``1.0 and 1.1``; of one whose metadata cannot be read ``unreadable``.

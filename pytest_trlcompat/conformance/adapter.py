@@ -1,6 +1,6 @@
 """What the driver asks of a trainer; each trainer's folder has one instance, ``ADAPTER`` in its ``adapter.py``.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class TrainerAdapter(abc.ABC):
 
     Attributes:
         trainer: one of :data:`~pytest_trlcompat.conformance.rows.TRAINERS`, the name of its folder.
-        mismatch_stage: how a difference is named where the trainer does not sample, or not step, as its arguments say.
+        mismatch_stage: stage of the difference that is reported where the number of samples or steps is not the one
+            that the arguments ask for.
     """
 
     trainer: ClassVar[str]
@@ -34,10 +35,10 @@ class TrainerAdapter(abc.ABC):
 
     @abc.abstractmethod
     def unknown(self, setting: Mapping[str, Any]) -> list[str]:
-        """Names of what this release does not know of a setting."""
+        """Names in the setting that this release does not know."""
 
     def lacking(self, setting: Mapping[str, Any]) -> str:
-        """What is not installed here that a setting needs, as a sentence; empty where nothing is lacking."""
+        """Which package the setting needs and this environment lacks, as a sentence; empty where nothing is lacking."""
         return ""
 
     @abc.abstractmethod
@@ -49,8 +50,8 @@ class TrainerAdapter(abc.ABC):
             seed: of the data.
 
         Returns:
-            The recording of this rank, and the models as they were before training, where :meth:`compare` cannot build
-            them again.
+            The recording of this rank; and the models as they were before training, where :meth:`compare` cannot build
+            them again, else ``None``.
         """
 
     @abc.abstractmethod
@@ -62,11 +63,11 @@ class TrainerAdapter(abc.ABC):
         Args:
             recordings: of all ranks.
             untrained: the second part of what :meth:`record` returned.
-            setting: what of it this release knows.
+            setting: the part of it that this release knows.
 
         Raises:
-            StepCountMismatch: the trainer did not sample, or not step, as its arguments say.
-            ToleranceUnknown: rounding changes the first step so much that nothing can be told.
+            StepCountMismatch: the number of samples or steps is not the one that the arguments ask for.
+            ToleranceUnknown: rounding changes the first step so much that no difference could be told from it.
         """
 
 

@@ -1,7 +1,7 @@
-"""Tiny models of architectures whose logits or positions are computed otherwise than those of most.
+"""Tiny models of architectures that compute logits or positions in unusual ways.
 
-A trainer that computes logits by itself from the last hidden state, or calls a model on padded rows without positions,
-gives other numbers with them. Runs inside a rank; imports the stack only inside functions.
+A trainer that itself computes logits from the last hidden state, or calls a model on padded rows without positions,
+gives wrong numbers with them. Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         ),
     }
 )
-"""Architectures whose logits are more than a matrix times the last hidden state, or whose positions are absolute, by
-name the config's class and what it takes: a scale, a bound, a bias, a layer before the matrix; and GPT-NeoX, whose last
-matrix has a name of its own."""
+"""The config's class and its arguments, by name. The logits of these architectures are more than a matrix times the
+last hidden state (a scale, a bound, a bias, a layer before the matrix), or their positions are absolute; the last
+matrix of GPT-NeoX has an unusual name."""
 SINCE: Mapping[tuple[str, Any], str] = MappingProxyType(
     {
         ("model", "gemma2"): "transformers>=4.42",
@@ -47,20 +47,21 @@ SINCE: Mapping[tuple[str, Any], str] = MappingProxyType(
         ("model", "recurrent_gemma"): "transformers>=5",
     }
 )
-"""The releases with which a training of an architecture can be judged; others are in all that are tried. Until 4.57
-RecurrentGemma cannot be trained for a second step, and ModernBertDecoder takes means over tokens by itself."""
+"""The releases with which a training of an architecture can be judged; the other architectures are in all releases that
+are tried. Until 4.57 RecurrentGemma cannot be trained for a second step, and ModernBertDecoder averages over tokens by
+itself."""
 _SCALE = 0.3
 
 
 def architecture(name: str, model: TinyModel) -> torch.nn.Module:
     """One of :data:`ARCHITECTURES` with this model's vocabulary, in float32 and in evaluation mode.
 
-    Its weights depend on nothing but its name, and are large enough that each of them matters.
+    Its weights depend on its name alone, and are so large that each of them changes the loss.
     """
     import torch
     import transformers
 
-    config_class, own = ARCHITECTURES[name]
+    config_class, arguments = ARCHITECTURES[name]
     sizes = {
         "vocab_size": model.vocab_size,
         "hidden_size": 32,
@@ -72,21 +73,20 @@ def architecture(name: str, model: TinyModel) -> torch.nn.Module:
         "attn_implementation": "eager",
         **{f"{token}_token_id": number for token, number in (("pad", 0), ("bos", 1), ("eos", 1))},
     }
-    config = getattr(transformers, config_class)(**{**sizes, **own})
+    config = getattr(transformers, config_class)(**{**sizes, **arguments})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(sum(map(ord, config_class)))
         # By its class, not from_config, which partitions under ZeRO-3: it is the whole model.
-        found = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).float()
+        language_model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).float()
         with torch.no_grad():
-            for each, parameter in found.named_parameters():
-                if parameter.dim() > 1 or "bias" in each:
+            for parameter_name, parameter in language_model.named_parameters():
+                if parameter.dim() > 1 or "bias" in parameter_name:
                     parameter.normal_(0.0, _SCALE)
-    return found.eval()
+    return language_model.eval()
 
 
 def saved(model: Any) -> str:
-    """A folder of this rank's with the whole model: a trainer reads its reference model from where the policy came
-    from."""
+    """A folder of this rank with the whole model: trainers read the reference model from where the policy came from."""
     from safetensors.torch import save_file
 
     folder = Path(tempfile.mkdtemp(prefix="trlcompat-"))

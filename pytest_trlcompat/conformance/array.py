@@ -1,11 +1,8 @@
-"""Rows that hold every two values of a ``space.toml`` together, made with ``covertable``: ``nox -s rows``.
+"""Make the rows of a covering array: every two values of a ``space.toml`` stand together in some row; ``nox -s rows``.
 
-It writes each trainer's ``rows.toml`` anew: the first rows, each value alone, which people write, and the rows of the
-array behind them. The same space gives the same rows. ``covertable`` is needed to make rows, not to try them. It takes
-what excludes each other as conditions; ``allpairspy``, which can only refuse rows that it has begun, left out 47 of
-2,263 pairs here.
-
-Imports nothing of the stack.
+It rewrites each trainer's ``rows.toml``: first the rows that people wrote, with each value alone, then the rows of the
+array. The same space gives the same rows. ``covertable`` is needed to make rows, not to try them. It takes exclusions
+as conditions; ``allpairspy``, which can only refuse rows that it has begun, left out 47 of 2,263 pairs here.
 """
 
 from __future__ import annotations
@@ -26,19 +23,19 @@ else:
 
 from pytest_trlcompat.conformance.rows import OF_ARRAY, TRAINERS
 
-__all__ = ["MADE", "Space", "held_pairs", "main", "spaces", "with_made_rows"]
+__all__ = ["MADE", "Space", "covered_pairs", "main", "spaces", "with_made_rows"]
 
 MADE = "# Made by pytest_trlcompat.conformance.array; what stands below is overwritten.\n"
-"""Between rows that people write, and rows of the array."""
+"""The line between rows that people write and rows of the array."""
 
 
 @dataclass(frozen=True)
 class Space:
     """
     Attributes:
-        factors: values by name, of each the first stands for the default; an empty text: not given.
-        never: values that exclude each other.
-        also: by ``name=value``, what else is set with it.
+        factors: values by name; the first of each stands for the default; an empty text: the name is left out.
+        never: combinations of values that exclude each other.
+        also: by ``name=value``, further values that are set with it.
     """
 
     factors: Mapping[str, Sequence[Any]]
@@ -46,62 +43,63 @@ class Space:
     also: Mapping[str, Mapping[str, Any]]
 
     def is_possible(self, values: Mapping[str, Any]) -> bool:
-        """Whether nothing that excludes each other is chosen; of some of the factors, or all."""
+        """Whether values of some or all factors contain no combination that is excluded."""
         return not any(
-            all(name in values and _same(values[name], value) for name, value in each.items()) for each in self.never
+            all(name in values and _same(values[name], value) for name, value in excluded.items())
+            for excluded in self.never
         )
 
     def setting(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The row, without what is not given."""
-        found = {name: value for name, value in values.items() if value != ""}
+        """The row for one value of each factor; an empty text is left out."""
+        row = {name: value for name, value in values.items() if value != ""}
         for name, value in values.items():
-            found |= self.also.get(f"{name}={value}", {})
-        return found
+            row |= self.also.get(f"{name}={value}", {})
+        return row
 
     def pairs(self) -> Iterator[tuple[tuple[str, Any], tuple[str, Any]]]:
         """Every two values of different factors that may stand together."""
-        for one, other in itertools.combinations(self.factors, 2):
-            for first, second in itertools.product(self.factors[one], self.factors[other]):
-                if self.is_possible({one: first, other: second}):
-                    yield (one, first), (other, second)
+        for factor, other in itertools.combinations(self.factors, 2):
+            for first, second in itertools.product(self.factors[factor], self.factors[other]):
+                if self.is_possible({factor: first, other: second}):
+                    yield (factor, first), (other, second)
 
     def rows(self, strength: int = 2) -> list[dict[str, Any]]:
-        """Settings that hold every ``strength`` values together that may stand together."""
+        """Rows in which every ``strength`` values stand together that may."""
         import covertable
 
-        never = [_not_together(each) for each in self.never]
-        found: list[dict[str, Any]] = covertable.make(
+        never = [_not_together(values) for values in self.never]
+        rows: list[dict[str, Any]] = covertable.make(
             {name: list(values) for name, values in self.factors.items()}, strength=strength, constraints=never
         )
-        return [{name: row[name] for name in self.factors} for row in found]
+        return [{name: row[name] for name in self.factors} for row in rows]
 
 
 def _not_together(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As ``covertable`` writes a condition."""
-    each = [{"operator": "eq", "left": name, "value": value} for name, value in values.items()]
-    return {"operator": "not", "condition": {"operator": "and", "conditions": each}}
+    """Excluded values as a condition of ``covertable``."""
+    conditions = [{"operator": "eq", "left": name, "value": value} for name, value in values.items()]
+    return {"operator": "not", "condition": {"operator": "and", "conditions": conditions}}
 
 
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
+def _same(value: Any, other: Any) -> bool:
+    return type(value) is type(other) and bool(value == other)
 
 
 def spaces(trainer: str) -> Mapping[str, Space]:
-    """By what names of their rows begin with: ``pair``, in one process; ``ranks``, with several."""
+    """The spaces by the prefix of the names of their rows: ``pair``, in one process; ``ranks``, with several."""
     raw = tomllib.loads(Path(__file__).with_name(trainer).joinpath("space.toml").read_text(encoding="utf-8"))
     return {
-        prefix: Space(part["factors"], [each["values"] for each in part.get("never", [])], part.get("also", {}))
+        prefix: Space(part["factors"], [entry["values"] for entry in part.get("never", [])], part.get("also", {}))
         for prefix, part in raw.items()
     }
 
 
-def held_pairs(factors: Mapping[str, Sequence[Any]], rows: Sequence[Mapping[str, Any]]) -> set[Any]:
-    """The pairs of values that settings hold; what a setting does not give has its factor's first value."""
-    found = set()
+def covered_pairs(factors: Mapping[str, Sequence[Any]], rows: Sequence[Mapping[str, Any]]) -> set[Any]:
+    """The pairs of values that stand together in rows; a factor that a row leaves out has its first value."""
+    pairs = set()
     for row in rows:
         values = [(name, json.dumps(row.get(name, known[0]))) for name, known in factors.items()]
-        found |= set(itertools.combinations(values, 2))
-    return found
+        pairs |= set(itertools.combinations(values, 2))
+    return pairs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -125,8 +123,8 @@ def with_made_rows(text: str, lines: Sequence[str]) -> str:
     Raises:
         ValueError: something that people wrote stands behind the line from which on everything is made.
     """
-    written, _, made = text.partition(MADE)
-    other = [line for line in made.splitlines() if line.strip() and not OF_ARRAY.match(line)]
+    written, _, generated = text.partition(MADE)
+    other = [line for line in generated.splitlines() if line.strip() and not OF_ARRAY.match(line)]
     if other:
         raise ValueError(
             f"{len(other)} lines stand below {MADE.strip()!r} and are no rows of the array, first {other[0]!r}; "
@@ -137,7 +135,7 @@ def with_made_rows(text: str, lines: Sequence[str]) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{name} = {_toml(each)}" for name, each in value.items()) + " }"
+        return "{ " + ", ".join(f"{name} = {_toml(entry)}" for name, entry in value.items()) + " }"
     return json.dumps(value)
 
 

@@ -1,9 +1,9 @@
 """Which quantities of a recorded training differ from what the reference gives, the first one first.
 
-Tolerances are measured: the reference computes the same training with weights that are changed by one unit in the last
-place, in three ways, and a quantity may differ :data:`FACTOR` times as far as the most that these change it. Which
-quantities a trainer has, and in which order a step makes them, say
-:mod:`~pytest_trlcompat.conformance.grpo.quantities` and so on.
+Tolerances are measured. The reference computes the same training three more times, each with weights that are changed
+by one unit in the last place; a quantity may differ by :data:`FACTOR` times the largest change that these cause.
+:mod:`~pytest_trlcompat.conformance.grpo.quantities` and its likes list the quantities of a trainer, in the order in
+which a step computes them.
 
 Runs inside a rank, or wherever torch is.
 """
@@ -38,40 +38,41 @@ __all__ = [
 
 FACTOR = 30.0
 FLOOR = 2e-5
-"""Of the largest number of a quantity; what summing in another order leaves."""
+"""Allowed difference, relative to the largest number of a quantity: what summing in another order leaves."""
 SMALLEST = 0.05
-"""Numbers below it are compared as it is: they are sums of larger ones."""
+"""A quantity whose numbers are all smaller is allowed as much as one of this size: they are sums of larger terms."""
 ULP = 2.0**-23
-"""The distance of neighbouring numbers, relative to them: at most this, at least half."""
+"""The distance between neighbouring float32 numbers, relative to them, is at most this and at least half of it."""
 _TOLD = 0.1
-"""Of the largest number of a quantity; one that is so far off in the first step cannot be told from a wrong one."""
+"""Relative to the largest number of a quantity: where rounding alone may move one so far in the first step, a wrong
+value could not be told from rounding."""
 _FIRST = re.compile(r"(batch|generation|step) 0\b")
 _SEEDS = (1, 2, 3)
-"""Of changes by rounding."""
+"""Seeds of the changes of weights that measure rounding."""
 _SHOWN = 4
 """How many numbers a difference shows."""
 _PUBLISHED = re.compile(r"(logs|evaluation|evaluate\(\))\[")
-"""Stages that a trainer itself shows to its user; all others a recording has to find inside it."""
+"""Stages that a trainer itself shows to its user; a recording has to find all others inside the trainer."""
 _OF_PARAMETERS = ("gradients[", "weights[")
 _OF_TIME = re.compile(r"\[(eval_)?(epoch|step|(.+_)?(time|runtime|per_second))\]$")
-"""What is logged of when and how fast, which no reference has."""
+"""Logged times and speeds, which no reference has."""
 
 
 class StepCountMismatch(Exception):
-    """The trainer did not sample, or did not train on what it sampled, as its arguments say; says what it did."""
+    """The number of samples or micro-batches is not the one that the arguments ask for; the text says what happened."""
 
 
 class ToleranceUnknown(Exception):
-    """The reference does not agree with itself: rounding changes the first step so much that nothing can be told.
+    """Rounding changes the reference's first step so much that a difference could not be told from it.
 
-    Later steps of a training that diverges may do so.
+    Later steps may change so much, in a training that diverges.
     """
 
 
 class NotFinite(ToleranceUnknown):
-    """The reference has no finite number with weights changed by rounding where it has one with its own.
+    """A number of the reference is no longer finite once weights are changed by rounding.
 
-    What rounding leaves cannot be told then, and an infinite allowance would pass anything.
+    Rounding cannot be measured then, and an infinite tolerance would pass anything.
     """
 
 
@@ -80,12 +81,12 @@ class Quantity:
     """One quantity of a training.
 
     Attributes:
-        stage: of the step, which the first difference names.
+        stage: what it is, such as ``logs[loss]``: by this name known issues explain a difference.
         where: which step, generation or micro-batch.
         values: its numbers.
-        mask: of a quantity of tokens ``(R, C)``, those that count: what a trainer has beyond a completion's end is no
-            number of anything. ``None``: all count.
-        rounding: how far it may be off beside, because it is rounded where it is shown.
+        mask: of a quantity of tokens ``(R, C)``, those that are compared: numbers beyond a completion's end mean
+            nothing. ``None``: all are compared.
+        rounding: how far it may be off in addition, because it is rounded where it is shown.
         unrecorded: why a recording need not have it; empty: it must.
     """
 
@@ -113,49 +114,52 @@ class Difference:
     allowed: float
 
     def describe(self) -> str:
-        found = self.found if self.found or not self.expected else "nothing recorded"
-        return f"{self.stage} ({self.where}): {found} instead of {self.expected}"
+        recorded = self.found if self.found or not self.expected else "nothing recorded"
+        return f"{self.stage} ({self.where}): {recorded} instead of {self.expected}"
 
 
 def differing(
     expected: Sequence[Quantity],
-    found: Mapping[tuple[str, str], torch.Tensor],
+    recorded: Mapping[tuple[str, str], torch.Tensor],
     neighbours: Callable[[], Sequence[Sequence[Quantity]]],
     tolerance: float | None = None,
 ) -> list[Difference]:
-    """Every quantity that differs by more than rounding leaves, in the order of ``expected``.
+    """Every quantity that differs by more than rounding explains, in the order of ``expected``.
 
     One that was not recorded differs too, unless it says why it need not be (:attr:`Quantity.unrecorded`).
 
     Args:
-        found: by stage and place.
-        neighbours: what is expected with weights changed by one unit in the last place, in several ways; computed
-            where :data:`FLOOR` is not enough.
-        tolerance: of the largest number of a quantity, in place of what neighbours show, which are then not computed.
+        recorded: by stage and place.
+        neighbours: computes what is expected with weights changed by one unit in the last place, in several ways;
+            called once, and only where a difference exceeds :data:`FLOOR`, since it costs as many trainings.
+        tolerance: relative to the largest number of a quantity; it replaces the neighbours, which are not computed.
 
     Raises:
-        NotFinite: a quantity differs, and with weights changed it is not finite.
-        ToleranceUnknown: a quantity of the first step is far off, and so are those with weights changed.
+        NotFinite: a quantity differs, and it is not finite with changed weights.
+        ToleranceUnknown: a quantity of the first step is far off, and changed weights move it as far.
     """
     near: Sequence[Sequence[Quantity]] = []
     differences: list[Difference] = []
     for number, quantity in enumerate(expected):
-        seen = found.get((quantity.stage, quantity.where))
+        seen = recorded.get((quantity.stage, quantity.where))
         if seen is None:
             if not quantity.unrecorded:
                 differences.append(_not_recorded(quantity))
             continue
-        wanted, values = _aligned(quantity, seen)
-        if wanted.shape != values.shape:
-            shapes = _shape(wanted), _shape(values)
+        expected_values, recorded_values = _aligned(quantity, seen)
+        if expected_values.shape != recorded_values.shape:
+            shapes = _shape(expected_values), _shape(recorded_values)
             differences.append(Difference(quantity.stage, quantity.where, *shapes, math.inf, 0.0))
             continue
-        off = _apart(wanted, values)
-        largest = float(wanted.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if wanted.numel() else 0.0
+        off = _apart(expected_values, recorded_values)
+        largest = float(expected_values.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if expected_values.numel() else 0.0
         allowed = (FLOOR if tolerance is None else tolerance) * max(largest, SMALLEST) + quantity.rounding
         if off > allowed and tolerance is None:
+            # Computed here and not before: neighbours cost as many trainings, and most recordings need none.
             near = near or neighbours()
-            spread = max((_apart(wanted, _aligned(each[number], seen)[0]) for each in near), default=0.0)
+            spread = max(
+                (_apart(expected_values, _aligned(neighbour[number], seen)[0]) for neighbour in near), default=0.0
+            )
             if not math.isfinite(spread):
                 raise NotFinite(f"{quantity.stage} ({quantity.where}) is not finite, or has another shape")
             allowed += FACTOR * spread
@@ -164,7 +168,9 @@ def differing(
                     f"{quantity.stage} ({quantity.where}) is off by {off:.3g}, and may be by {allowed:.3g}"
                 )
         if not off <= allowed:
-            differences.append(Difference(quantity.stage, quantity.where, *_most_off(wanted, values), off, allowed))
+            differences.append(
+                Difference(quantity.stage, quantity.where, *_most_off(expected_values, recorded_values), off, allowed)
+            )
     return differences
 
 
@@ -174,23 +180,23 @@ def _not_recorded(quantity: Quantity) -> Difference:
 
 
 class Comparison(NamedTuple):
-    """A recording held against the reference.
+    """The result of comparing a recording with the reference.
 
     Attributes:
         differences: the first one first.
         compared: how many of the expected quantities were recorded, and so compared.
-        unseen: stages inside the trainer of which a recording found nothing at all, and should have: it may be the
-            recording that no longer sees them, so that they are neither right nor the trainer's fault.
-        unheld: stages that a trainer logs and that the reference does not have, sorted.
+        unseen: stages inside the trainer of which the recording has nothing, though it should. Perhaps only the
+            recording no longer sees them, so they count neither as right nor as the trainer's fault.
+        without_reference: stages that a trainer logs and that the reference does not have, sorted.
     """
 
     differences: list[Difference]
     compared: int
     unseen: list[str]
-    unheld: list[str]
+    without_reference: list[str]
 
     def shortfall(self) -> str:
-        """Why nothing can be told of a training in which nothing differs; empty where everything was compared."""
+        """Why a training without differences cannot be called right; empty where everything was compared."""
         if not self.unseen:
             return ""
         return (
@@ -201,47 +207,53 @@ class Comparison(NamedTuple):
 
 def compare_with_reference(
     expected: Sequence[Quantity],
-    found: Mapping[tuple[str, str], torch.Tensor],
+    recorded: Mapping[tuple[str, str], torch.Tensor],
     neighbours: Callable[[], Sequence[Sequence[Quantity]]],
     before: Iterable[Difference] = (),
     after: Iterable[Difference] = (),
 ) -> Comparison:
-    """Everything that differs: what steps need, what they compute (:func:`differing`), and what follows.
+    """Everything that differs: what precedes the steps, what they compute (:func:`differing`), and what follows them.
 
-    A trained parameter that the reference does not train differs, too.
+    A parameter that is trained, and that the reference does not train, differs too.
 
     Args:
         before: what differs before a model has computed anything.
-        after: what differs in the end; what is one of the quantities is not said again.
+        after: what differs in the end; a quantity that is reported already is left out.
 
     Raises:
         NotFinite, ToleranceUnknown: as of :func:`differing`.
     """
     first = list(before)
     stages = {quantity.stage for quantity in expected}
-    recorded = {stage for stage, _ in found}
+    recorded_stages = {stage for stage, _ in recorded}
     due = dict.fromkeys(quantity.stage for quantity in expected if not quantity.unrecorded)
     # A recording that sees one parameter sees all that are trained: one that is missing is not trained.
-    read = tuple(part for part in _OF_PARAMETERS if any(stage.startswith(part) for stage in recorded))
+    read = tuple(part for part in _OF_PARAMETERS if any(stage.startswith(part) for stage in recorded_stages))
     unseen = [
-        stage for stage in due if stage not in recorded and not (_PUBLISHED.match(stage) or stage.startswith(read))
+        stage
+        for stage in due
+        if stage not in recorded_stages and not (_PUBLISHED.match(stage) or stage.startswith(read))
     ]
-    trained = [key for key in found if key[0].startswith(_OF_PARAMETERS) and key[0] not in stages]
-    last = [Difference(*key, [], found[key].double().flatten()[:_SHOWN].tolist(), math.inf, 0.0) for key in trained]
+    trained = [key for key in recorded if key[0].startswith(_OF_PARAMETERS) and key[0] not in stages]
+    last = [Difference(*key, [], recorded[key].double().flatten()[:_SHOWN].tolist(), math.inf, 0.0) for key in trained]
     last += after
-    differences = [each for each in differing(expected, found, neighbours) if each.stage not in unseen]
+    differences = [
+        difference for difference in differing(expected, recorded, neighbours) if difference.stage not in unseen
+    ]
     known = {(difference.stage, difference.where) for difference in differences}
     last = [difference for difference in last if (difference.stage, difference.where) not in known]
-    compared = sum((quantity.stage, quantity.where) in found for quantity in expected)
-    unheld = {stage for stage in recorded - stages if _PUBLISHED.match(stage) and not _OF_TIME.search(stage)}
-    return Comparison([*first, *differences, *last], compared, unseen, sorted(unheld))
+    compared = sum((quantity.stage, quantity.where) in recorded for quantity in expected)
+    without_reference = {
+        stage for stage in recorded_stages - stages if _PUBLISHED.match(stage) and not _OF_TIME.search(stage)
+    }
+    return Comparison([*first, *differences, *last], compared, unseen, sorted(without_reference))
 
 
 def stated(expected: Iterable[Quantity], unrecorded: Mapping[str, str]) -> list[Quantity]:
-    """The quantities, where those that need not be recorded say why.
+    """The quantities, with the reason on those that need not be recorded.
 
     Args:
-        unrecorded: why, by stage; ``logps[*`` stands for every stage that begins so.
+        unrecorded: the reason by stage; ``logps[*`` stands for every stage that begins so.
     """
     prefixes = {name[:-1]: why for name, why in unrecorded.items() if name.endswith("*")}
 
@@ -255,9 +267,9 @@ def stated(expected: Iterable[Quantity], unrecorded: Mapping[str, str]) -> list[
 
 
 def neighbours(*models: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, ...]]:
-    """Copies of models with each weight changed by -1, 0 or 1 unit in its last place; models that are equal stay so.
+    """Copies of models with each weight changed by -1, 0 or 1 unit in its last place; equal models stay equal.
 
-    Where a training is about to diverge, a single change may by chance change little, hence several.
+    There are several, since a single change may by chance have little effect in a training that is about to diverge.
     """
     for seed in _SEEDS:
         changed = copy.deepcopy(models)
@@ -279,38 +291,38 @@ def change(model: torch.nn.Module, seed: int) -> None:
 
 
 def _aligned(quantity: Quantity, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both sides in double precision; of tokens those that count, as wide as the wider one."""
+    """Expected and recorded values in double precision; of tokens only those that count, padded to the same width."""
     import torch
 
-    wanted, values = quantity.values.double(), seen.double()
+    expected, recorded = quantity.values.double(), seen.double()
     if quantity.mask is None:
-        return wanted, values
-    width = max(wanted.shape[1], values.shape[1])
-    mask, wanted, values = (
-        torch.nn.functional.pad(each, (0, width - each.shape[1])) for each in (quantity.mask, wanted, values)
+        return expected, recorded
+    width = max(expected.shape[1], recorded.shape[1])
+    mask, expected, recorded = (
+        torch.nn.functional.pad(tensor, (0, width - tensor.shape[1])) for tensor in (quantity.mask, expected, recorded)
     )
-    if values.shape != wanted.shape:
-        return wanted, values
-    return wanted.where(mask, 0.0), values.where(mask, 0.0)
+    if recorded.shape != expected.shape:
+        return expected, recorded
+    return expected.where(mask, 0.0), recorded.where(mask, 0.0)
 
 
 def _shape(values: torch.Tensor) -> list[float]:
     return [*map(float, values.shape)]
 
 
-def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference; what is no number, or the same infinity, on both sides does not differ.
+def _apart(values: torch.Tensor, others: torch.Tensor) -> float:
+    """The largest difference; NaN on both sides, or the same infinity, is no difference.
 
-    The reference has NaN where a metric is by definition a mean of nothing; whoever has no reference looks at both
-    sides before (:meth:`pytest_trlcompat.equivalence.recording.Training.shortfall`).
+    The reference has NaN where a metric is by definition a mean of nothing. A caller without the reference must look
+    for NaN first (:meth:`pytest_trlcompat.equivalence.recording.Training.shortfall`).
     """
-    both = (one.isnan() & other.isnan()) | (one == other)
-    off = (one - other).where(~both, 0.0).abs().nan_to_num(nan=math.inf, posinf=math.inf)
-    return float(off.max()) if one.numel() else 0.0
+    both = (values.isnan() & others.isnan()) | (values == others)
+    off = (values - others).where(~both, 0.0).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+    return float(off.max()) if values.numel() else 0.0
 
 
-def _most_off(wanted: torch.Tensor, values: torch.Tensor, count: int = _SHOWN) -> tuple[list[float], list[float]]:
+def _most_off(expected: torch.Tensor, recorded: torch.Tensor, count: int = _SHOWN) -> tuple[list[float], list[float]]:
     """The numbers that differ most."""
-    off = (wanted - values).abs().nan_to_num(nan=math.inf).flatten()
+    off = (expected - recorded).abs().nan_to_num(nan=math.inf).flatten()
     places = off.topk(min(count, off.numel())).indices
-    return wanted.flatten()[places].tolist(), values.flatten()[places].tolist()
+    return expected.flatten()[places].tolist(), recorded.flatten()[places].tolist()

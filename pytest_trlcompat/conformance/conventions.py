@@ -1,7 +1,4 @@
-"""What documentation leaves open, as a release of TRL does it; read from each trainer's ``conventions.toml``.
-
-Imports nothing of the stack.
-"""
+"""How a release of TRL does what documentation leaves open; read from each trainer's ``conventions.toml``."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ class Unrecorded:
 
     Attributes:
         quantities: their stages; ``logps[*`` stands for every stage that begins so.
-        why: as it is said of each of them.
+        why: the reason, in words that fit each of them.
         unless: a field of the config with which it shows them; empty: it never does.
     """
 
@@ -45,7 +42,7 @@ class Conventions:
     Attributes:
         undecided: of the reference's ``Undecided``, by name.
         absent: of the reference's settings, for fields that the release's config does not have.
-        unrecorded: what a recording of this release need not have.
+        unrecorded: quantities that a recording of this release need not have.
     """
 
     undecided: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +50,7 @@ class Conventions:
     unrecorded: tuple[Unrecorded, ...] = ()
 
     def unrecorded_with(self, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """Why a recording of a training with these arguments need not have a quantity, by its stage, as of
+        """By stage, why a recording of a training with these arguments need not have the quantity; for
         :func:`~pytest_trlcompat.conformance.comparison.stated`."""
         holding = [entry for entry in self.unrecorded if not entry.unless or not arguments.get(entry.unless)]
         return {stage: entry.why for entry in holding for stage in entry.quantities}
@@ -88,5 +85,5 @@ def of_release(trainer: str, trl: str, transformers: str) -> Conventions:
 
 
 def of_installed(trainer: str) -> Conventions:
-    """Those of the releases that are installed here."""
+    """The conventions of the installed releases of TRL and Transformers."""
     return of_release(trainer, metadata.version("trl"), metadata.version("transformers"))

@@ -1,6 +1,8 @@
-"""Train with each of some settings, and compare with the reference: the same for all trainers.
+"""Train with several settings, one after the other, and compare each training with the reference.
 
-Runs inside the ranks; imports the stack only inside functions.
+This is the same for all trainers; what differs is in their adapters.
+
+Runs inside the ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["adapter_of", "compare_with_reference"]
 
 _SHOWN = 40
-"""Differences that are returned: those of the first step say enough."""
+"""How many differences are returned at most: those of the first step say enough."""
 
 
 def adapter_of(trainer: str) -> TrainerAdapter:
@@ -48,15 +50,16 @@ def compare_with_reference(
         trainer: one of :data:`~pytest_trlcompat.conformance.rows.TRAINERS`.
         subject: ``upstream`` or ``corrected``.
         seed: of the data.
-        partly: settings that are tried without what this release does not know; any other one then is not.
+        partly: names of settings that are tried without the values that this release does not know. Any other setting
+            with such a value is not tried.
 
     Returns:
-        By setting: ``failure``, what the training ended in; ``differences``, each with ``stage``, ``where``,
-        ``expected``, ``found``, ``off`` and ``allowed``, the first one first; ``compared``, how many quantities;
-        ``unseen``, ``unheld`` and ``shortfall``, see :class:`~pytest_trlcompat.conformance.comparison.Comparison`; and
-        ``unknown``, what of the setting this release does not know; and, where something that it needs is not
-        installed, or rounding hides everything, ``lacking``, what to say of it. Where ranks fail differently, the rest
-        is missing: see :func:`.sequential.in_turn`.
+        By setting, a dictionary. ``failure``: the error that ended the training, or ``None``. ``differences``: each
+        with ``stage``, ``where``, ``expected``, ``found``, ``off`` and ``allowed``, in the order of the training.
+        ``compared``: the number of quantities. ``unseen``, ``without_reference`` and ``shortfall``: see
+        :class:`~pytest_trlcompat.conformance.comparison.Comparison`. ``unknown``: names in the setting that this
+        release does not know. ``lacking``, where a package is not installed or rounding hides everything: the reason.
+        Settings after one in which ranks failed differently are missing: see :func:`.sequential.in_turn`.
 
     Raises:
         RankDesynchronised: other ranks wait for this one, which failed.
@@ -87,6 +90,7 @@ def _compare_row(
     if (ended := refusals.result_without_numbers(setting, training)) is not None:
         return {**result, **ended}
     recordings = of_all_ranks(recording)
+    # Other ranks return here, after the last collective: the comparison is the same for all of them.
     if int(os.environ.get("RANK", "0")):
         return result
     try:
@@ -94,14 +98,17 @@ def _compare_row(
     except StepCountMismatch as error:
         return {**result, "differences": [{"stage": adapter.mismatch_stage, "where": "", "said": str(error)}]}
     except ToleranceUnknown as error:  # in bfloat16, say, of a loss whose terms cancel
-        said = f"rounding changes the first step so much that nothing can be told: {error}"
-        return {"failure": None, "differences": [], "compared": 0, "unknown": [], "lacking": said}
+        reason = f"rounding changes the first step so much that nothing can be told: {error}"
+        return {"failure": None, "differences": [], "compared": 0, "unknown": [], "lacking": reason}
     differences = [vars(difference) for difference in comparison.differences[:_SHOWN]]
     return {**result, **comparison._asdict(), "differences": differences, "shortfall": comparison.shortfall()}
 
 
 def _meet() -> None:
-    """What a training does first: a release that knows no setting of a launch has none, and a launch demands it."""
+    """Join the process group, as a training does first.
+
+    A launch demands it of its ranks, also where the release knows no setting, so that none of them trains.
+    """
     from accelerate import PartialState
 
     PartialState()

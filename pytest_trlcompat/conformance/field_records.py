@@ -1,7 +1,4 @@
-"""What the table of config fields is made of: fields that are tried, their values, and groups of those that are not.
-
-Imports the standard library and ``packaging``.
-"""
+"""The records of the table of config fields: fields that are tried, their values, and groups of those that are not."""
 
 from __future__ import annotations
 
@@ -64,11 +61,11 @@ NEEDS: Mapping[str, str] = {
     "vision": "prompts have images",
     "zero3": "the strategy zero3",
 }
-"""What no argument gives, without which a value has no effect, by the word in the table."""
+"""What a value needs to have an effect and no argument can give, by the word in the table."""
 
 
 class FieldsError(ValueError):
-    """The table, or a question to it, makes no sense; the text says where."""
+    """The table, or a question to it, is wrong; the text says where."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +73,9 @@ class Choice:
     """A value to try.
 
     Attributes:
-        with_: settings without which it has no effect, or is refused; those of its field are among them.
-        never_with: settings with which it is not to be tried: values, or ``None`` for any but the default.
-        releases: of the package whose documentation names the value.
+        with_: settings without which it has no effect or is refused, including those of its field.
+        never_with: settings with which it must not be tried: values, or ``None`` for any but the default.
+        releases: releases of a package whose documentation names the value.
         given_as: what the reference calls the value.
     """
 
@@ -103,13 +100,13 @@ class Choice:
         return self.releases.specifier.contains(versions[self.releases.name], prereleases=True)
 
     def excludes(self, other: str, value: Any) -> bool:
-        """Whether it is not to be tried with ``other=value``, where that is not the default."""
+        """Whether it must not be tried with ``other=value``, which is not the default."""
         if other in self.with_ and not same(self.with_[other], value):
             return True
         if other not in self.never_with:
             return False
         values = self.never_with[other]
-        return values is None or any(same(value, each) for each in values)
+        return values is None or any(same(value, excluded) for excluded in values)
 
     def settings(self, name: str) -> dict[str, Any]:
         """All that has to be set to try it as the value of ``name``."""
@@ -121,16 +118,16 @@ class Tried:
     """A field that is tried.
 
     Attributes:
-        name: the newest.
+        name: the newest name.
         choices: the values, each with all of its conditions.
-        with_, never_with: those conditions that all values have in common.
+        with_, never_with: the conditions that all values have in common.
         effect: one of :data:`EFFECTS`.
         names: of the argument in all releases, the newest first.
         needs: of :data:`NEEDS`.
         reference: the setting of ``pytest_trlcompat.reference`` that is the same; empty unless ``effect`` is
             ``"reference"``.
         left_out: documented values that are not tried, and why; may be empty.
-        title: of the group in which it stands.
+        title: of its group.
     """
 
     name: str
@@ -146,11 +143,11 @@ class Tried:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """Beside the default, which may be among them in some releases."""
+        """The values that are tried in addition to the default, which may be one of them in some releases."""
         return tuple(choice.value for choice in self.choices)
 
     def name_in(self, installed: Collection[str]) -> str | None:
-        """How the fields of an installed config class call it; ``None`` where they have no such argument."""
+        """The name of the argument in an installed config class; ``None`` where it has no such argument."""
         return next((name for name in self.names if name in installed), None)
 
 
@@ -165,20 +162,20 @@ class Group:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a field stands: ``where`` is the title or the reason of its group."""
+    """The place of a field: ``where`` is the title or the reason of its group."""
 
     kind: str
     where: str
 
 
-def may_stand_together(one: str, choice: Choice, other: str, other_choice: Choice) -> bool:
-    """Whether one training can try ``choice`` of the field ``one`` and ``other_choice`` of ``other``."""
+def may_stand_together(field: str, choice: Choice, other_field: str, other_choice: Choice) -> bool:
+    """Whether one training can try ``choice`` of ``field`` together with ``other_choice`` of ``other_field``."""
     return not (
-        any(choice.excludes(name, value) for name, value in other_choice.settings(other).items())
-        or any(other_choice.excludes(name, value) for name, value in choice.settings(one).items())
+        any(choice.excludes(name, value) for name, value in other_choice.settings(other_field).items())
+        or any(other_choice.excludes(name, value) for name, value in choice.settings(field).items())
     )
 
 
-def same(one: Any, other: Any) -> bool:
-    """Equal, and not as 1 is equal to True."""
-    return isinstance(one, bool) == isinstance(other, bool) and one == other
+def same(value: Any, other: Any) -> bool:
+    """Whether values are equal; 1 and True are not."""
+    return isinstance(value, bool) == isinstance(other, bool) and value == other

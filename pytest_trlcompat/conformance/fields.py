@@ -1,8 +1,6 @@
-"""The table of config fields: ``fields.toml``, which says of every argument what is tried, or why it is not.
+"""The table of config fields, ``fields.toml``: for every argument, the values that are tried, or why none is.
 
-    tried = fields.load().tried("grpo")
-
-Imports the standard library and ``packaging``, and nothing of the stack.
+tried = fields.load().tried("grpo")
 """
 
 from __future__ import annotations
@@ -57,10 +55,10 @@ __all__ = [
 
 TABLE = Path(__file__).with_name("fields.toml")
 TRAINERS = ("grpo", "distillation", "ppo", "first_rloo", "first_ppo")
-"""Whose config has a field; ``first_rloo`` is the RLOOTrainer of until TRL 0.21, which has PPO's fields but for some;
-``first_ppo`` is the PPOTrainer before TRL 0.12, of which nothing is tried."""
+"""Trainers whose configs the table places. ``first_rloo`` is the RLOOTrainer that TRL had until 0.21, with most of
+PPO's fields; ``first_ppo`` is the PPOTrainer before TRL 0.12, none of whose fields is tried."""
 SHARED = {"every": ("grpo", "distillation", "ppo"), "sampling": ("grpo", "distillation")}
-"""Parts of the table that stand for several trainers."""
+"""Parts of the table that belong to several trainers."""
 _OF_ONE = {"GRPOConfig": "grpo", "DistillationConfig": "distillation", "RLOOConfig": "first_rloo"}
 _WITHOUT = "without"
 _GROUP_KEYS = {"effect", "with", "never_with", "needs"}
@@ -71,8 +69,11 @@ _NONE = {"none": True}
 
 @dataclass(frozen=True)
 class Fields:
-    """The table, by trainer; what stands under one of :data:`SHARED` is part of each of its trainers, and what stands
-    under ``ppo`` of ``first_rloo``, but for what is said there to be PPO's alone."""
+    """The table, by trainer.
+
+    A part of :data:`SHARED` belongs to each of its trainers. The part ``ppo`` belongs to ``first_rloo`` too, except for
+    the fields that ``first_rloo`` lists as PPO's alone.
+    """
 
     _tried: Mapping[str, tuple[Tried, ...]]
     _groups: Mapping[str, tuple[Group, ...]]
@@ -83,19 +84,22 @@ class Fields:
 
         Args:
             versions: by package; leaves out values that these releases do not document, and fields without any value.
-                Whether a config has a field at all says :meth:`Tried.name_in`.
+                :meth:`Tried.name_in` says whether a config has a field at all.
 
         Raises:
             FieldsError: for an unknown trainer, or where the version of a package is missing.
         """
-        found = list(_of(self._tried, trainer))
+        tried = list(_of(self._tried, trainer))
         if versions is None:
-            return found
-        held = (replace(one, choices=tuple(each for each in one.choices if each.holds_for(versions))) for one in found)
-        return [one for one in held if one.choices]
+            return tried
+        documented = (
+            replace(field, choices=tuple(choice for choice in field.choices if choice.holds_for(versions)))
+            for field in tried
+        )
+        return [field for field in documented if field.choices]
 
     def groups(self, trainer: str) -> list[Group]:
-        """What is not tried."""
+        """The fields that are not tried, in groups with the same reason."""
         return list(_of(self._groups, trainer))
 
     def base(self, trainer: str) -> dict[str, Any]:
@@ -103,15 +107,17 @@ class Fields:
         return dict(_of(self._bases, trainer))
 
     def placed(self, trainer: str) -> dict[str, Placement]:
-        """Every name of a field, older ones too, and where it stands."""
-        tried = {name: Placement("try", one.title) for one in self.tried(trainer) for name in one.names}
-        return tried | {name: Placement(one.kind, one.why) for one in self.groups(trainer) for name in one.fields}
+        """The place of every name of a field, older names included."""
+        tried = {name: Placement("try", field.title) for field in self.tried(trainer) for name in field.names}
+        return tried | {
+            name: Placement(group.kind, group.why) for group in self.groups(trainer) for name in group.fields
+        }
 
 
 def trainer_of(name: str, is_training_arguments: bool) -> str:
     """Whose config a class is, by its name and by whether it derives from ``transformers.TrainingArguments``.
 
-    A ``RLOOConfig`` is taken for one of until TRL 0.21.
+    A ``RLOOConfig`` is taken to be the one that TRL had until 0.21.
 
     Raises:
         FieldsError: for another class.
@@ -126,13 +132,17 @@ def trainer_of(name: str, is_training_arguments: bool) -> str:
 
 
 def unplaced(config_classes: Iterable[type], table: Fields | None = None) -> list[str]:
-    """Fields of installed config classes that stand nowhere in the table, as ``GRPOConfig.name``."""
+    """Fields of installed config classes that the table does not place, as ``GRPOConfig.name``."""
     table = table or load()
     missing = []
-    for each in config_classes:
-        trainer = trainer_of(each.__name__, any(base.__name__ == "TrainingArguments" for base in each.__mro__))
+    for config_class in config_classes:
+        trainer = trainer_of(
+            config_class.__name__, any(base.__name__ == "TrainingArguments" for base in config_class.__mro__)
+        )
         placed = table.placed(trainer)
-        missing += [f"{each.__name__}.{one.name}" for one in fields(each) if one.name not in placed]
+        missing += [
+            f"{config_class.__name__}.{field.name}" for field in fields(config_class) if field.name not in placed
+        ]
     return missing
 
 
@@ -141,7 +151,7 @@ def load(path: Path = TABLE) -> Fields:
     """Read and check the table.
 
     Raises:
-        FieldsError: for what is unknown, missing, contradicts itself, or stands in two places.
+        FieldsError: for something that is unknown, missing, contradictory, or placed twice.
     """
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -149,23 +159,27 @@ def load(path: Path = TABLE) -> Fields:
         raise FieldsError(f"the table {path} cannot be read: {error}") from error
     _check_keys("the table", raw, {*SHARED, *TRAINERS})
     for name, part in raw.items():
-        own = ["base"] if name in SHARED["every"] else [_WITHOUT] if name == "first_rloo" else []
-        _check_keys(f"[{name}]", part, {*KINDS, *own})
+        extra_keys = ["base"] if name in SHARED["every"] else [_WITHOUT] if name == "first_rloo" else []
+        _check_keys(f"[{name}]", part, {*KINDS, *extra_keys})
     parts = {trainer: [raw.get(trainer, {})] for trainer in TRAINERS}
     for name, trainers in SHARED.items():
         for trainer in trainers:
             parts[trainer].append(raw.get(name, {}))
     less = raw.get("first_rloo", {}).get(_WITHOUT, ())
     bases = {trainer: raw.get("ppo" if trainer == "first_rloo" else trainer, {}) for trainer in TRAINERS}
-    tried = {trainer: [one for part in own for one in _tried(trainer, part)] for trainer, own in parts.items()}
-    groups = {trainer: [one for part in own for one in _groups(trainer, part)] for trainer, own in parts.items()}
+    tried = {
+        trainer: [field for part in tables for field in _tried(trainer, part)] for trainer, tables in parts.items()
+    }
+    groups = {
+        trainer: [group for part in tables for group in _groups(trainer, part)] for trainer, tables in parts.items()
+    }
     more = parts["ppo"]
-    tried["first_rloo"] += [one for part in more for one in _tried("first_rloo", part) if one.name not in less]
-    for one in (one for part in more for one in _groups("first_rloo", part)):
-        groups["first_rloo"].append(replace(one, fields=tuple(each for each in one.fields if each not in less)))
+    tried["first_rloo"] += [field for part in more for field in _tried("first_rloo", part) if field.name not in less]
+    for group in (group for part in more for group in _groups("first_rloo", part)):
+        groups["first_rloo"].append(replace(group, fields=tuple(name for name in group.fields if name not in less)))
     table = Fields(
-        {trainer: tuple(each) for trainer, each in tried.items()},
-        {trainer: tuple(each) for trainer, each in groups.items()},
+        {trainer: tuple(entries) for trainer, entries in tried.items()},
+        {trainer: tuple(entries) for trainer, entries in groups.items()},
         {trainer: _decoded(part.get("base", {})) for trainer, part in bases.items()},
     )
     for trainer in TRAINERS:
@@ -178,50 +192,52 @@ def _tried(trainer: str, part: Mapping[str, Any]) -> Iterator[Tried]:
         where = f"{trainer}: the group {group.get('title', '?')!r}"
         _check_keys(where, group, {"title", "fields", *_GROUP_KEYS}, {"title", "fields"})
         common = {key: group[key] for key in _GROUP_KEYS if key in group}
-        for name, given in group["fields"].items():
-            own = {"values": given} if isinstance(given, list) else given
-            _check_keys(f"{where}: {name}", own, _FIELD_KEYS)
-            yield _one(f"{where}: {name}", name, {**common, **own}, group["title"])
+        for name, raw in group["fields"].items():
+            entry = {"values": raw} if isinstance(raw, list) else raw
+            _check_keys(f"{where}: {name}", entry, _FIELD_KEYS)
+            yield _field(f"{where}: {name}", name, {**common, **entry}, group["title"])
 
 
-def _one(where: str, name: str, given: Mapping[str, Any], title: str) -> Tried:
-    _check_keys(where, given, _FIELD_KEYS, {"effect"})  # its own, or that of its group
-    if ("values" in given) == ("choices" in given):
+def _field(where: str, name: str, entry: Mapping[str, Any], title: str) -> Tried:
+    _check_keys(where, entry, _FIELD_KEYS, {"effect"})  # of the field, or of its group
+    if ("values" in entry) == ("choices" in entry):
         raise FieldsError(f"{where} needs either values or choices")
-    raw = given["choices"] if "choices" in given else [{"value": value} for value in given["values"]]
-    if not raw:
+    raw_choices = entry["choices"] if "choices" in entry else [{"value": value} for value in entry["values"]]
+    if not raw_choices:
         raise FieldsError(f"{where} has no value")
-    if given["effect"] not in EFFECTS:
-        raise FieldsError(f"{where}: unknown effect {given['effect']!r}; known are {', '.join(EFFECTS)}")
-    if odd := set(given.get("needs", [])) - set(NEEDS):
+    if entry["effect"] not in EFFECTS:
+        raise FieldsError(f"{where}: unknown effect {entry['effect']!r}; known are {', '.join(EFFECTS)}")
+    if odd := set(entry.get("needs", [])) - set(NEEDS):
         raise FieldsError(f"{where}: unknown needs {', '.join(sorted(odd))}; known are {', '.join(NEEDS)}")
-    if given["effect"] != "reference" and ("reference" in given or any("as" in each for each in raw)):
+    if entry["effect"] != "reference" and (
+        "reference" in entry or any("as" in raw_choice for raw_choice in raw_choices)
+    ):
         raise FieldsError(f"{where}: 'reference' and 'as' are for the effect \"reference\" alone")
-    with_, never_with = _decoded(given.get("with", {})), _never(given.get("never_with", {}))
+    with_, never_with = _decoded(entry.get("with", {})), _never(entry.get("never_with", {}))
     choices = []
-    for each in raw:
-        _check_keys(where, each, _CHOICE_KEYS, {"value"})
-        value = _decoded(each["value"])
+    for raw_choice in raw_choices:
+        _check_keys(where, raw_choice, _CHOICE_KEYS, {"value"})
+        value = _decoded(raw_choice["value"])
         choices.append(
             Choice(
                 value,
-                {**with_, **_decoded(each.get("with", {}))},
-                {**never_with, **_never(each.get("never_with", {}))},
-                _releases(where, each.get("releases")),
-                _decoded(each["as"]) if "as" in each else value,
+                {**with_, **_decoded(raw_choice.get("with", {}))},
+                {**never_with, **_never(raw_choice.get("never_with", {}))},
+                _releases(where, raw_choice.get("releases")),
+                _decoded(raw_choice["as"]) if "as" in raw_choice else value,
             )
         )
-    reference = given.get("reference", name) if given["effect"] == "reference" else ""
+    reference = entry.get("reference", name) if entry["effect"] == "reference" else ""
     return Tried(
         name,
         tuple(choices),
         with_,
         never_with,
-        given["effect"],
+        entry["effect"],
         names_of(name),
-        tuple(given.get("needs", [])),
+        tuple(entry.get("needs", [])),
         reference,
-        given.get("left_out", ""),
+        entry.get("left_out", ""),
         title,
     )
 
@@ -230,42 +246,42 @@ def _releases(where: str, text: str | None) -> Requirement | None:
     if text is None:
         return None
     try:
-        found = Requirement(text)
+        requirement = Requirement(text)
     except InvalidRequirement as error:
         raise FieldsError(f"{where}: releases {text!r}: {error}") from error
-    if found.name not in ("trl", "transformers") or not found.specifier:
+    if requirement.name not in ("trl", "transformers") or not requirement.specifier:
         raise FieldsError(f"{where}: releases {text!r} are to be those of trl or of transformers")
-    return found
+    return requirement
 
 
 def _groups(trainer: str, part: Mapping[str, Any]) -> Iterator[Group]:
     for kind in KINDS[1:]:
-        for given in part.get(kind, []):
-            where = f"{trainer}: a group of {kind} ({', '.join(given.get('fields', ['?'])[:3])})"
-            _check_keys(where, given, {"fields", "why"}, {"fields", "why"})
-            if not given["fields"] or not given["why"].strip():
+        for group in part.get(kind, []):
+            where = f"{trainer}: a group of {kind} ({', '.join(group.get('fields', ['?'])[:3])})"
+            _check_keys(where, group, {"fields", "why"}, {"fields", "why"})
+            if not group["fields"] or not group["why"].strip():
                 raise FieldsError(f"{where} has no field or no reason")
-            yield Group(kind, tuple(given["fields"]), given["why"])
+            yield Group(kind, tuple(group["fields"]), group["why"])
 
 
 def _check(trainer: str, table: Fields) -> None:
-    """Refuse names that stand in two places, and conditions that are no settings or contradict themselves."""
-    tried = {one.name: one for one in table.tried(trainer)}
-    names = [name for one in table.tried(trainer) for name in one.names]
-    names += [name for one in table.groups(trainer) for name in one.fields]
+    """Refuse names that are placed twice, and conditions that are no settings or contradict themselves."""
+    tried = {field.name: field for field in table.tried(trainer)}
+    names = [name for field in table.tried(trainer) for name in field.names]
+    names += [name for group in table.groups(trainer) for name in group.fields]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise FieldsError(f"{trainer}: {', '.join(twice)} stand in two places")
-    for one in tried.values():
-        for choice in one.choices:
-            where = f"{trainer}: {one.name}={choice.value!r}"
+    for field in tried.values():
+        for choice in field.choices:
+            where = f"{trainer}: {field.name}={choice.value!r}"
             conditions = {*choice.with_, *choice.never_with}
-            if one.name in conditions:
+            if field.name in conditions:
                 raise FieldsError(f"{where} is a condition of itself")
             if odd := sorted(conditions - set(tried)):
                 raise FieldsError(f"{where}: its conditions name {', '.join(odd)}, which nothing tries")
             for other, value in choice.with_.items():
                 values = choice.never_with.get(other, ())
-                if values is None or any(same(value, each) for each in values):
+                if values is None or any(same(value, excluded) for excluded in values):
                     raise FieldsError(f"{where}: {other}={value!r} is with it and never with it")
 
 
@@ -281,14 +297,14 @@ def _decoded(value: Any) -> Any:
     if value == _NONE:
         return None
     if isinstance(value, dict):
-        return {key: _decoded(each) for key, each in value.items()}
-    return [_decoded(each) for each in value] if isinstance(value, list) else value
+        return {key: _decoded(item) for key, item in value.items()}
+    return [_decoded(item) for item in value] if isinstance(value, list) else value
 
 
-def _check_keys(where: str, given: Mapping[str, Any], known: set[str], needed: Collection[str] = ()) -> None:
-    if not isinstance(given, Mapping):
-        raise FieldsError(f"{where} is to be a table, not {given!r}")
-    if odd := sorted((set(given) - known) | (set(needed) - set(given))):
+def _check_keys(where: str, table: Mapping[str, Any], known: set[str], needed: Collection[str] = ()) -> None:
+    if not isinstance(table, Mapping):
+        raise FieldsError(f"{where} is to be a table, not {table!r}")
+    if odd := sorted((set(table) - known) | (set(needed) - set(table))):
         raise FieldsError(f"{where}: missing or unknown: {', '.join(odd)}; known are {', '.join(sorted(known))}")
 
 

@@ -1,4 +1,4 @@
-"""The page of config fields: ``fields.toml`` for people, made when the site is built, and by
+"""Make the page of config fields, which shows ``fields.toml`` to people. The build of the site calls it; by hand:
 
 python -m pytest_trlcompat.conformance.fields_page docs/reference/fields.md
 """
@@ -21,8 +21,9 @@ _HEAD = """\
 <!-- Made by `python -m pytest_trlcompat.conformance.fields_page docs/reference/fields.md`; do not edit. -->
 
 Every argument of `GRPOConfig`, of `DistillationConfig` from TRL 1.10 on, of `PPOConfig` (`PPOv2Config` before TRL 0.12)
-and of the `RLOOConfig` of until TRL 0.21, with those of `transformers.TrainingArguments`, in all releases of TRL from
-0.9.6 on: what conformance tries, and why the rest is not tried. Beside the values below, the default is tried.
+and of the `RLOOConfig` that TRL had until 0.21, with those of `transformers.TrainingArguments`, in all releases of TRL
+from 0.9.6 on: what conformance tries, and why the rest is not tried. The default is tried in addition to the values
+below.
 
 ## A new field
 
@@ -57,8 +58,8 @@ _PARTS = {
     "distillation": ("Distillation", "Other arguments of `DistillationConfig`."),
     "ppo": ("PPO", "Arguments of `PPOConfig`, and of `transformers.TrainingArguments` what GRPO has otherwise."),
     "first_rloo": (
-        "The first RLOO",
-        "Arguments of the `RLOOConfig` of until TRL 0.21 alone. It has those of PPO, too, but for {without}.",
+        "The legacy RLOO",
+        "Arguments of the `RLOOConfig` that TRL had until 0.21. It also has those of PPO, except for {without}.",
     ),
     "first_ppo": ("The first PPO", "Arguments of the `PPOConfig` before TRL 0.12."),
 }
@@ -72,52 +73,52 @@ def page(table: Fields) -> str:
     lines += [f"| {word} | {meaning} |" for word, meaning in NEEDS.items()]
     seen_tried: list[Tried] = []
     seen_groups: list[Group] = []
-    kept = table.tried("first_rloo")
-    without = ", ".join(_code(one.name) for one in table.tried("ppo") if one not in kept)
+    rloo_fields = table.tried("first_rloo")
+    without = ", ".join(_code(field.name) for field in table.tried("ppo") if field not in rloo_fields)
     for name, (title, text) in _PARTS.items():
         lines += ["", f"## {title}", "", text.replace("{without}", without)]
         trainers = SHARED.get(name, (name,))
-        own = [one for one in _in_all(table.tried, trainers) if one not in seen_tried]
-        groups = [one for one in _in_all(table.groups, trainers) if one not in seen_groups]
-        seen_tried += own
+        fields = [field for field in _in_all(table.tried, trainers) if field not in seen_tried]
+        groups = [group for group in _in_all(table.groups, trainers) if group not in seen_groups]
+        seen_tried += fields
         seen_groups += groups
-        if own:
+        if fields:
             lines += ["", "| argument | values | with | never with | needs | what differs |", "| --- " * 6 + "|"]
-            lines += [f"| {' | '.join(map(_escape, cells))} |" for one in own for cells in _rows(one)]
-            left_out = [one for one in own if one.left_out]
+            lines += [f"| {' | '.join(map(_escape, cells))} |" for field in fields for cells in _rows(field)]
+            left_out = [field for field in fields if field.left_out]
             if left_out:
                 lines += ["", "Not tried of these:", ""]
-                lines += [f"- {_code(one.name)}: {one.left_out}" for one in left_out]
+                lines += [f"- {_code(field.name)}: {field.left_out}" for field in left_out]
         lines += _not_tried(groups)
     return "\n".join(lines) + "\n"
 
 
 def _in_all(read: Callable[[str], list[Any]], trainers: Sequence[str]) -> list[Any]:
-    """What several trainers have alike, in the order of the first one."""
+    """Entries that several trainers share, in the order of the first one."""
     first, *others = [read(trainer) for trainer in trainers]
-    return [one for one in first if all(one in each for each in others)]
+    return [entry for entry in first if all(entry in entries for entries in others)]
 
 
 def _not_tried(groups: Iterable[Group]) -> Iterator[str]:
     groups = list(groups)
     for kind, (title, text) in _NOT_TRIED.items():
-        chosen = [one for one in groups if one.kind == kind]
+        chosen = [group for group in groups if group.kind == kind]
         if chosen:
             yield from ("", f"**{title}.** {text}", "")
-            yield from (f"- {', '.join(map(_code, one.fields))}: {one.why}." for one in chosen)
+            yield from (f"- {', '.join(map(_code, group.fields))}: {group.why}." for group in chosen)
 
 
-def _rows(one: Tried) -> Iterator[tuple[str, ...]]:
+def _rows(field: Tried) -> Iterator[tuple[str, ...]]:
     """A row for all values that have the same conditions."""
     rows: dict[tuple[str, str], list[str]] = {}
-    for choice in one.choices:
+    for choice in field.choices:
         rows.setdefault((_settings(choice.with_), _never(choice)), []).append(_value(choice))
-    name = " or ".join(map(_code, one.names))
-    effect = one.effect
-    if one.effect == "reference" and one.reference != one.name:
-        effect += f", as its {_code(one.reference)}"
+    name = " or ".join(map(_code, field.names))
+    effect = field.effect
+    if field.effect == "reference" and field.reference != field.name:
+        effect += f", as its {_code(field.reference)}"
     for (with_, never), values in rows.items():
-        yield name, ", ".join(values), with_, never, ", ".join(one.needs), effect
+        yield name, ", ".join(values), with_, never, ", ".join(field.needs), effect
 
 
 def _value(choice: Choice) -> str:

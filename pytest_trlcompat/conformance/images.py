@@ -1,7 +1,7 @@
-"""Images in prompts: which ones, tiny models and processors that take them, and what a processor makes of a prompt.
+"""Images in prompts: the images, tiny models and processors that take them, and what a processor makes of a prompt.
 
-A processor needs Pillow alone here: those of Transformers that ask for torchvision have a slower backend without it,
-and Qwen2-VL's is made without its part for videos. Runs inside a rank; imports the stack only inside functions.
+A processor needs only Pillow here: those of Transformers that ask for torchvision have a slower backend without it, and
+Qwen2-VL's is built without its part for videos. Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ or two, the first of which is an empty list. ``sometimes``: the column ``image``
 ``placeholders``: two each, which the prompt says where to put. ``unused``: none, though the trainer has a processor.
 """
 MODELS = ("llava", "vision")
-"""Of the axis ``model``: a tiny LLaVA, each of whose images has as many tokens and pixel values; a tiny Qwen2-VL, whose
-images have a grid of patches, as large as the image."""
+"""Values of the axis ``model``: a tiny LLaVA, whose images all have the same numbers of tokens and pixel values; a tiny
+Qwen2-VL, whose images have a grid of patches that depends on the size of the image."""
 IMAGE_TOKEN = "<|image_pad|>"
-"""What stands in a prompt for each of the tokens of an image, in both models."""
+"""The placeholder of each token of an image in a prompt, in both models."""
 IMAGE_ID = 66
-"""Its id, with a vocabulary of as many words as models without images have."""
+"""Its id, where the vocabulary has as many words as that of models without images."""
 CONTENT = (
     "(message['content'] if message['content'] is string else message['content'] | map(attribute='text', "
     "default='%image%') | map('default', '%image%', true) | join(' '))"
 ).replace("%image%", f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>")
-"""The content of a message in a chat template, be it a text or a list of texts and images."""
+"""The content of a message in a chat template, whether it is a text or a list of texts and images."""
 _SIDES = (8, 16, 24)
-"""Sides of images in pixels, of which each image has two: a processor of Qwen2-VL leaves them as they are."""
+"""Possible widths and heights of images, in pixels: a processor of Qwen2-VL does not resize these."""
 _LLAVA_SIDE, _LLAVA_PATCH, _LLAVA_TOKENS = 16, 8, 4
 _MERGED = 4
 """Patches of Qwen2-VL that become one token."""
@@ -72,7 +72,7 @@ _SCALE = 0.3
 
 
 def lacking(setting: Mapping[str, Any]) -> str:
-    """What is not installed here that the setting needs; empty where nothing is."""
+    """That Pillow is not installed, where the setting needs it; else empty."""
     if setting.get("images") and importlib.util.find_spec("PIL") is None:
         return "Pillow is not installed; cells that have it are run by: nox -s matrix -- --images"
     return ""
@@ -83,8 +83,8 @@ def vision_model(model: TinyModel) -> TinyModel:
     from pytest_trlcompat import tiny
 
     names = ("initializer_range", "num_hidden_layers", "directory")
-    found = tiny.vlm(vocab_size=model.vocab_size, **{name: getattr(model, name) for name in names})
-    more = model.words - found.words
+    same_vocabulary = tiny.vlm(vocab_size=model.vocab_size, **{name: getattr(model, name) for name in names})
+    more = model.words - same_vocabulary.words
     return tiny.vlm(vocab_size=model.vocab_size + more, **{name: getattr(model, name) for name in names})
 
 
@@ -92,30 +92,30 @@ def images_of(setting: Mapping[str, Any], seed: int, part: str, row: int) -> lis
     """The images of a row of a dataset: PIL images of noise, of unequal sizes for a model that takes them."""
     from PIL import Image
 
-    wanted = setting.get("images")
+    kind = setting.get("images")
     counts = {"two": 2, "placeholders": 2, "mixed": row % 3, "sometimes": (row + 1) % 2, "": 0, "unused": 0}
     dice = random.Random(f"{seed}/{part}/{row}/images")
-    found = []
-    for _ in range(counts.get(str(wanted or ""), 1)):
+    pictures = []
+    for _ in range(counts.get(str(kind or ""), 1)):
         is_llava = setting.get("model") == "llava"
         size = (_LLAVA_SIDE, _LLAVA_SIDE) if is_llava else (dice.choice(_SIDES), dice.choice(_SIDES))
-        found.append(Image.frombytes("RGB", size, dice.randbytes(3 * size[0] * size[1])))
-    return found
+        pictures.append(Image.frombytes("RGB", size, dice.randbytes(3 * size[0] * size[1])))
+    return pictures
 
 
 def column(setting: Mapping[str, Any], seed: int, part: str, rows: int) -> dict[str, list[Any]]:
-    """What a dataset has beside other columns: ``image`` or ``images``, or neither."""
-    wanted = setting.get("images")
-    if wanted in (None, "", "unused"):
+    """The column of images of a dataset: ``image`` or ``images``, or none."""
+    kind = setting.get("images")
+    if kind in (None, "", "unused"):
         return {}
-    found = [images_of(setting, seed, part, row) for row in range(rows)]
-    if wanted in ("image", "sometimes"):
-        return {"image": [each[0] if each else None for each in found]}
-    return {"images": found}
+    pictures = [images_of(setting, seed, part, row) for row in range(rows)]
+    if kind in ("image", "sometimes"):
+        return {"image": [row_pictures[0] if row_pictures else None for row_pictures in pictures]}
+    return {"images": pictures}
 
 
 def added(dataset: Any, setting: Mapping[str, Any], seed: int, part: str) -> Any:
-    """The dataset with :func:`column` beside its own; itself where there is none."""
+    """The dataset with the column of :func:`column` added; the same dataset where there is none."""
     pictures = column(setting, seed, part, len(dataset))
     if not pictures:
         return dataset
@@ -127,21 +127,23 @@ def added(dataset: Any, setting: Mapping[str, Any], seed: int, part: str) -> Any
 
 
 def with_images(messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) -> list[dict[str, Any]]:
-    """A conversation whose content are parts: images "before the first user message", or where placeholders are."""
-    found: list[dict[str, Any]] = []
-    rest = list(images)
-    has_placeholders = any(not isinstance(each["content"], str) for each in messages)
+    """A conversation whose contents are lists of parts: images "before the first user message", or at placeholders."""
+    conversation: list[dict[str, Any]] = []
+    remaining = list(images)
+    has_placeholders = any(not isinstance(message["content"], str) for message in messages)
     for message in messages:
         parts = message["content"]
         if isinstance(parts, str):
             first = message["role"] == "user" and not has_placeholders
-            own = [{"type": "image", "image": each} for each in rest] if first else []
-            rest = [] if first else rest
-            parts = [*own, {"type": "text", "text": parts}]
+            leading = [{"type": "image", "image": image} for image in remaining] if first else []
+            remaining = [] if first else remaining
+            parts = [*leading, {"type": "text", "text": parts}]
         else:
-            parts = [{"type": "image", "image": rest.pop(0)} if each["type"] == "image" else each for each in parts]
-        found.append({**message, "content": parts})
-    return found
+            parts = [
+                {"type": "image", "image": remaining.pop(0)} if part["type"] == "image" else part for part in parts
+            ]
+        conversation.append({**message, "content": parts})
+    return conversation
 
 
 def placed(text: str) -> list[dict[str, Any]]:
@@ -152,32 +154,32 @@ def placed(text: str) -> list[dict[str, Any]]:
 
 
 def structured(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose content are parts, with two placeholders of images in that of the first user, if there is one."""
-    users = [number for number, each in enumerate(messages) if each["role"] == "user"]
+    """Messages whose contents are lists of parts, with two placeholders of images in the first message of a user."""
+    users = [number for number, message in enumerate(messages) if message["role"] == "user"]
     return [
         {
-            **each,
-            "content": placed(each["content"])
+            **message,
+            "content": placed(message["content"])
             if users[:1] == [number]
-            else [{"type": "text", "text": each["content"]}],
+            else [{"type": "text", "text": message["content"]}],
         }
-        for number, each in enumerate(messages)
+        for number, message in enumerate(messages)
     ]
 
 
 def processed(
-    words: Any, messages: Sequence[Mapping[str, Any]], images: Sequence[Any], **how: Any
+    processor: Any, messages: Sequence[Mapping[str, Any]], images: Sequence[Any], **how: Any
 ) -> tuple[tuple[int, ...], dict[str, torch.Tensor]]:
-    """Token ids of one conversation, and what a model is called with beside: the processor is called once, on it alone.
+    """Token ids of one conversation, and the further inputs of the model. The processor is called with it alone.
 
     Args:
-        words: the processor.
+        processor: the processor.
         how: arguments of the chat template.
     """
-    text = words.apply_chat_template(with_images(messages, images), tokenize=False, **how)
-    found = words(images=[list(images)] if images else None, text=[text], return_tensors="pt")
-    ids = tuple(found["input_ids"][0].tolist())
-    return ids, {name: value for name, value in found.items() if name not in ("input_ids", "attention_mask")}
+    text = processor.apply_chat_template(with_images(messages, images), tokenize=False, **how)
+    batch = processor(images=[list(images)] if images else None, text=[text], return_tensors="pt")
+    ids = tuple(batch["input_ids"][0].tolist())
+    return ids, {name: value for name, value in batch.items() if name not in ("input_ids", "attention_mask")}
 
 
 def processor(model: TinyModel, setting: Mapping[str, Any], tokenizer: Any) -> Any:
@@ -188,7 +190,7 @@ def processor(model: TinyModel, setting: Mapping[str, Any], tokenizer: Any) -> A
         tokenizer: of the model.
 
     Raises:
-        ValueError: for a model of other words than those of the conformance trainings.
+        ValueError: the model's vocabulary is not that of the conformance trainings.
     """
     import transformers
 
@@ -210,7 +212,7 @@ def processor(model: TinyModel, setting: Mapping[str, Any], tokenizer: Any) -> A
 
 
 def llava(model: TinyModel) -> Any:
-    """A tiny LLaVA in float32 and in evaluation mode, a CLIP beside a Qwen2, with a vision model's words and sizes.
+    """A tiny LLaVA of CLIP and Qwen2, in float32 and in evaluation mode, with the vocabulary and sizes of ``model``.
 
     Its weights are the same in every process, and large enough that each of them matters.
     """
@@ -249,19 +251,19 @@ def llava(model: TinyModel) -> Any:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        found = transformers.LlavaForConditionalGeneration(config).float()
+        llava_model = transformers.LlavaForConditionalGeneration(config).float()
         with torch.no_grad():
-            for name, parameter in found.named_parameters():
+            for name, parameter in llava_model.named_parameters():
                 if parameter.dim() > 1 or "bias" in name:
                     parameter.normal_(0.0, _SCALE)
-    return found.eval()
+    return llava_model.eval()
 
 
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
 
 
 def saved(model: Any) -> str:
-    """A folder of this rank's with the whole model, which a trainer may read again."""
+    """A folder of this rank with the whole model, which a trainer may read again."""
     from safetensors.torch import save_file
 
     folder = Path(tempfile.mkdtemp(prefix="trlcompat-"))
@@ -269,71 +271,74 @@ def saved(model: Any) -> str:
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
-    tensors = {name: each.detach().contiguous() for name, each in model.named_parameters()}
+    tensors = {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return str(folder)
 
 
 def of_rows(inputs: Mapping[str, Any], ids: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """What of a batch's pixel values belongs to each row, by the image tokens that it has, as nested lists.
+    """The part of a batch's pixel values that belongs to each row, by its image tokens, as nested lists.
 
     Args:
-        inputs: of a batch, ``pixel_values`` and perhaps ``image_grid_thw`` among it.
+        inputs: of a batch, with ``pixel_values`` and perhaps ``image_grid_thw``.
         ids: of each row, with or without padding.
 
     Raises:
-        ValueError: rows have other image tokens than the pixel values have images.
+        ValueError: the numbers of image tokens of rows do not fit the images of the pixel values.
     """
     if inputs.get("pixel_values") is None:
         return [{} for _ in ids]
     grids = inputs.get("image_grid_thw")
     pixels = inputs["pixel_values"].detach().float().cpu().tolist()
-    # Of each image how many tokens it has, and how many rows of the pixel values.
+    # The number of tokens of each image, and its number of rows of the pixel values.
     sizes = [(_LLAVA_TOKENS, 1)] * len(pixels)
     if grids is not None:
         grids = grids.tolist()
-        sizes = [(math.prod(each) // _MERGED, math.prod(each)) for each in grids]
-    found: list[dict[str, Any]] = []
+        sizes = [(math.prod(grid) // _MERGED, math.prod(grid)) for grid in grids]
+    inputs_by_row: list[dict[str, Any]] = []
     image = place = 0
     for row in ids:
-        tokens, first, start = sum(each == IMAGE_ID for each in row), image, place
+        tokens, first, start = sum(token == IMAGE_ID for token in row), image, place
         while tokens > 0 and image < len(sizes):
             tokens -= sizes[image][0]
             place += sizes[image][1]
             image += 1
         if tokens:
-            raise ValueError(f"a row has {sum(each == IMAGE_ID for each in row)} image tokens, of no number of images")
-        own: dict[str, Any] = {"pixel_values": pixels[start:place]} if image > first else {}
-        found.append(own | ({"image_grid_thw": grids[first:image]} if own and grids is not None else {}))
+            raise ValueError(
+                f"a row has {sum(token == IMAGE_ID for token in row)} image tokens, of no number of images"
+            )
+        row_inputs: dict[str, Any] = {"pixel_values": pixels[start:place]} if image > first else {}
+        inputs_by_row.append(
+            row_inputs | ({"image_grid_thw": grids[first:image]} if row_inputs and grids is not None else {})
+        )
     if image != len(sizes):
         raise ValueError(f"pixel values have {len(sizes)} images, of which the tokens of rows stand for {image}")
-    return found
+    return inputs_by_row
 
 
 def typed(inputs: Mapping[str, Any], ids: Sequence[int]) -> dict[str, Any]:
-    """Inputs of a row with the types of its tokens, where this release's processor of such a model makes them: 1 for
-    those of an image."""
+    """Inputs of a row with the types of its tokens (1: of an image), where this release's processor makes them."""
     import transformers
 
-    wanted = getattr(transformers.Qwen2VLProcessor, "return_mm_token_type_ids", False)
-    if not wanted or "image_grid_thw" not in inputs:
+    has_types = getattr(transformers.Qwen2VLProcessor, "return_mm_token_type_ids", False)
+    if not has_types or "image_grid_thw" not in inputs:
         return dict(inputs)
-    return {**inputs, "mm_token_type_ids": [[int(each == IMAGE_ID) for each in ids]]}
+    return {**inputs, "mm_token_type_ids": [[int(token == IMAGE_ID) for token in ids]]}
 
 
 def digests(inputs: Mapping[str, Any]) -> tuple[int, ...]:
-    """A number for each row of pixel values, by which they are compared; those are a tensor or nested lists."""
+    """A digest of each row of pixel values, by which they are compared; they are a tensor or nested lists."""
     pixels = inputs.get("pixel_values", ())
     rows = pixels.float().tolist() if hasattr(pixels, "tolist") else pixels
-    return tuple(zlib.crc32(repr(each).encode()) for each in rows)
+    return tuple(zlib.crc32(repr(row).encode()) for row in rows)
 
 
 def problems(inputs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """What is wrong with the types of tokens in a batch with images, where this release's models need them."""
+    """Problems of the types of tokens in a batch with images, where this release's models need them."""
     if inputs.get("image_grid_thw") is None:
         return []
-    wanted = [typed({"image_grid_thw": ()}, row).get("mm_token_type_ids") for row in inputs["input_ids"].tolist()]
+    expected = [typed({"image_grid_thw": ()}, row).get("mm_token_type_ids") for row in inputs["input_ids"].tolist()]
     seen = inputs.get("mm_token_type_ids")
-    if wanted[0] is None or (seen is not None and [[each] for each in seen.tolist()] == wanted):
+    if expected[0] is None or (seen is not None and [[row] for row in seen.tolist()] == expected):
         return []
     return [("data[mm_token_type_ids]", "1 for each token of an image", "none" if seen is None else str(seen.tolist()))]

@@ -1,10 +1,8 @@
-"""The axis ``liger`` of a setting: which of Liger's parts a training uses.
+"""The axis ``liger`` of a setting: which part of Liger a training uses.
 
-``loss``: TRL's trainer takes its loss from ``liger_kernel.chunked_loss``, which is plain PyTorch, and no kernel.
-``kernels``: all that ``use_liger_kernel`` brings, among it kernels of the model's layers, which are written in Triton;
-on the software accelerator Triton's interpreter runs them.
-
-Imports the standard library, and torch inside a function.
+``loss``: TRL's trainer takes its loss from ``liger_kernel.chunked_loss``, which is plain PyTorch and uses no kernel.
+``kernels``: everything that ``use_liger_kernel`` switches on, which includes kernels of the model's layers. They are
+written in Triton; on the software accelerator Triton's interpreter runs them.
 """
 
 from __future__ import annotations
@@ -24,15 +22,15 @@ _LAYERS = ("rope", "rms_norm", "swiglu", "cross_entropy", "fused_linear_cross_en
 
 
 def fields(setting: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Those of a config that a setting's value of the axis means.
+    """The config's fields for the setting's value of the axis.
 
     Args:
         known: the fields that the release's config has.
     """
-    wanted = setting.get("liger")
-    if not wanted:
+    part = setting.get("liger")
+    if not part:
         return {}
-    if wanted == "kernels":
+    if part == "kernels":
         return {"use_liger_kernel": True}
     if "use_liger_loss" in known:  # until 0.27; then one field means both
         return {"use_liger_loss": True}
@@ -40,14 +38,14 @@ def fields(setting: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]
 
 
 def lacking(setting: Mapping[str, Any]) -> str:
-    """What is not installed here that the setting needs; empty where nothing is."""
+    """That Liger is not installed, where the setting needs it; else empty."""
     if setting.get("liger") and importlib.util.find_spec("liger_kernel") is None:
         return "Liger is not installed; cells that have it are run by: nox -s matrix -- --liger"
     return ""
 
 
 def uncompiled(setting: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
-    """Within, nothing is compiled with Liger: it has its losses compiled, which the software accelerator cannot do."""
+    """A context in which Liger's losses run uncompiled: the software accelerator cannot compile them."""
     if not setting.get("liger"):
         return contextlib.nullcontext()
     from torch.compiler import set_stance

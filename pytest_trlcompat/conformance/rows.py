@@ -1,7 +1,4 @@
-"""Which settings are tried, by name; read from each trainer's ``rows.toml``.
-
-Imports nothing of the stack.
-"""
+"""Which settings are tried, by name; read from each trainer's ``rows.toml``."""
 
 from __future__ import annotations
 
@@ -20,11 +17,11 @@ else:
 
 __all__ = ["OF_ARRAY", "TRAINERS", "Row", "labels", "load"]
 
-TRAINERS = tuple(sorted(each.parent.name for each in Path(__file__).parent.glob("*/rows.toml")))
+TRAINERS = tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/rows.toml")))
 """Trainers that have a conformance suite."""
 _LINE = re.compile(r"(?P<name>\w+) = \{")
 OF_ARRAY = re.compile(r"(pair|ranks)_\d+")
-"""How names of rows of the covering array begin."""
+"""Names of rows of the covering array."""
 _STRATEGY = re.compile(r'\bstrategy = "(?P<name>\w+)"')
 
 
@@ -47,19 +44,21 @@ class Row:
 
     @property
     def is_of_array(self) -> bool:
-        """Whether it holds values together that have nothing to do with each other: it is tried with those of them
-        that a release knows, and any other row only in a release that knows all of it."""
+        """Whether it is a row of the covering array, which combines values that have nothing to do with each other.
+
+        Such a row is tried with the values that a release knows; any other row only in a release that knows all of it.
+        """
         return OF_ARRAY.fullmatch(self.name) is not None
 
     @property
     def needs_liger(self) -> bool:
-        """Whether cells that have Liger try it, and no others."""
+        """Whether only cells that have Liger try it."""
         return self.added == "liger"
 
     @property
     def added(self) -> str:
-        """Which of :data:`~pytest_trlcompat.matrix.cells.ADDED_TAGS` the cells have that try it, and no others; empty
-        where any cell does."""
+        """The one of :data:`~pytest_trlcompat.matrix.cells.ADDED_TAGS` that a cell must have to try it; empty where any
+        cell does."""
         return next((tag for tag in ("liger", "images") if self.setting.get(tag)), "")
 
 
@@ -70,23 +69,23 @@ def load(trainer: str) -> Mapping[str, Row]:
     The same for all releases, see :attr:`Row.is_of_array`.
     """
     raw = tomllib.loads(_text(trainer))
-    found = [
+    rows = [
         Row(name, entry.get("strategy", "single"), {key: value for key, value in entry.items() if key != "strategy"})
         for name, entry in raw.items()
     ]
-    return {row.label: row for row in found}
+    return {row.label: row for row in rows}
 
 
 @lru_cache
 def labels(trainer: str) -> tuple[str, ...]:
     """The labels of :func:`load`, without reading settings, which costs a tenth of a doctor's answer."""
-    found = []
+    row_labels = []
     for line in _text(trainer).splitlines():
         named = _LINE.match(line)
         if named is not None:
             strategy = _STRATEGY.search(line)
-            found.append(f"{strategy['name'] if strategy else 'single'}-{named['name']}")
-    return tuple(found)
+            row_labels.append(f"{strategy['name'] if strategy else 'single'}-{named['name']}")
+    return tuple(row_labels)
 
 
 def _text(trainer: str) -> str:

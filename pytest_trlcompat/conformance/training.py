@@ -1,6 +1,6 @@
 """What conformance trainings of TRL's Trainers have in common: their plain settings, and how steps are watched.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ PLAIN: Mapping[str, Any] = {
     "seed": 7,
     "disable_tqdm": True,
 }
-"""SGD and a bound that no gradient reaches, since they hide no factor of a gradient; with AdamW ``adam_epsilon`` keeps
-rounding from becoming a step."""
+"""SGD, and a bound that no gradient reaches: a wrong factor of a gradient then shows in the weights. With AdamW,
+``adam_epsilon`` keeps gradients that are only rounding from becoming a whole step."""
 
 
 @dataclass
@@ -57,8 +57,8 @@ class StepRecord:
     """One step of the optimizer.
 
     Attributes:
-        micro_batches: how many there were until now.
-        gradients: of trained parameters, after clipping; ``None`` where a strategy keeps them to itself.
+        micro_batches: how many there were up to and including this step.
+        gradients: of trained parameters, after clipping; ``None`` where the strategy does not show them.
         weights: of trained parameters, after the step.
     """
 
@@ -68,7 +68,7 @@ class StepRecord:
 
 
 def unrecorded_of(steps: Sequence[StepRecord]) -> dict[str, str]:
-    """What steps under a strategy do not show, and why, as of
+    """Why quantities of steps under a strategy are missing, by stage; for
     :func:`~pytest_trlcompat.conformance.comparison.stated`."""
     if any(step.gradients is None for step in steps):
         return {"gradients[*": "the strategy keeps gradients to itself; the weights after each step are compared"}
@@ -83,30 +83,30 @@ def world_size() -> int:
 def watched_steps(
     trainer: Any, steps: list[StepRecord], micro_batches: Callable[[], int], whole: Whole | None
 ) -> Iterator[None]:
-    """Keep gradients before, and weights after each step of the optimizer.
+    """Record the gradients before, and the weights after, each step of the optimizer.
 
     Args:
-        steps: where they are kept.
-        micro_batches: how many were trained on until now.
-        whole: then no gradients are kept.
+        steps: the list to which each step is appended.
+        micro_batches: returns how many were trained on until now.
+        whole: where it is given, no gradients are recorded.
     """
     import torch
     from torch.optim.optimizer import register_optimizer_step_pre_hook
     from transformers import TrainerCallback
 
-    kept: dict[str, torch.Tensor] = {}
+    gradients: dict[str, torch.Tensor] = {}
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        kept.clear()
+        gradients.clear()
         for name, parameter in trainer.model.named_parameters() if whole is None else ():
-            if parameter.requires_grad:  # of one that no output depends on there is none, which is as if it were 0
+            if parameter.requires_grad:  # where no output depends on it there is no gradient: as if it were 0
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                kept[name] = gradient.detach().float().cpu().clone()
+                gradients[name] = gradient.detach().float().cpu().clone()
 
     class AfterSteps(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             steps.append(
-                StepRecord(micro_batches(), None if whole else dict(kept), (whole or trained_weights)(trainer))
+                StepRecord(micro_batches(), None if whole else dict(gradients), (whole or trained_weights)(trainer))
             )
 
     callback = AfterSteps()
@@ -129,24 +129,26 @@ def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def own_fields(config: Any) -> Iterator[None]:
-    """Without the fields that Transformers until 4.50 reads of every config once GRPOConfig was imported, as a launch's
-    server has, and which this one lacks: known issue ``trl-training-arguments``, which nobody meets who
-    trains without GRPO."""
+    """Within, Transformers expects of this config only fields that it has.
+
+    Once GRPOConfig was imported, as a launch's server has done, Transformers until 4.50 reads GRPO's fields of every
+    config. That is the known issue ``trl-training-arguments``, which nobody meets who trains without GRPO.
+    """
     from transformers import training_args
 
-    kept = list(getattr(training_args, "_VALID_DICT_FIELDS", []))
-    known = {each.name for each in dataclasses.fields(config)}
-    if kept:
-        training_args._VALID_DICT_FIELDS[:] = [each for each in kept if each in known]
+    names = list(getattr(training_args, "_VALID_DICT_FIELDS", []))
+    known = {field.name for field in dataclasses.fields(config)}
+    if names:
+        training_args._VALID_DICT_FIELDS[:] = [name for name in names if name in known]
     try:
         yield
     finally:
-        if kept:
-            training_args._VALID_DICT_FIELDS[:] = kept
+        if names:
+            training_args._VALID_DICT_FIELDS[:] = names
 
 
 def of_all_ranks(mine: Any) -> list[Any]:
-    """An object of each rank, in their order, on every rank. Collective."""
+    """The objects of all ranks, in the order of ranks, on every rank. Collective."""
     import torch.distributed as dist
 
     if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -157,7 +159,7 @@ def of_all_ranks(mine: Any) -> list[Any]:
 
 
 def conformance_model(directory: Path | str, seed: int = 0) -> TinyModel:
-    """The model that conformance trains: of one layer, with weights so large that each of them matters."""
+    """The model that conformance trains: one layer, with weights so large that each of them changes the loss."""
     from pytest_trlcompat import tiny
 
     return tiny.qwen2(initializer_range=0.3, num_hidden_layers=1, seed=seed, directory=directory)

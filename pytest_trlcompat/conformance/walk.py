@@ -1,12 +1,10 @@
-"""The table of config fields held against the sources of many releases; ``nox -s fields`` unpacks them and runs this.
+"""Compare the table of config fields with the sources of many releases; ``nox -s fields`` unpacks them and runs this.
 
     python -m pytest_trlcompat.conformance.walk FOLDER ...
 
-A folder has unpacked releases, such as ``trl==1.16.0``. Nothing of them is imported: a field is an annotated name in
-the body of a class, or of a class that it derives from. A class that is not found ends the walk, since its fields would
-be missed.
-
-Imports the standard library and ``packaging``.
+A folder contains unpacked releases, such as ``trl==1.16.0``. They are read, not imported: a field is an annotated name
+in the body of a class, or of a class that it derives from. A base class that cannot be found is an error, since its
+fields would be missed.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ from pytest_trlcompat.conformance.fields import SHARED, TRAINERS, Fields, load, 
 
 __all__ = ["ConfigClass", "WalkError", "config_classes", "main", "problems", "summary"]
 
-_ABOUT = "Hold the table of config fields against unpacked releases of trl and transformers."
+_ABOUT = "Compare the table of config fields with unpacked releases of trl and transformers."
 _OWN = ("GRPOConfig", "DistillationConfig", "PPOConfig", "PPOv2Config", "RLOOConfig")
 _STABLE = ("DistillationConfig",)
-"""Of which an experimental one is another trainer's."""
+"""Classes whose namesake in ``trl.experimental`` belongs to another trainer."""
 _OF_NEWER_RLOO = "num_generations"
-"""A field by which RLOOConfig is that of the newer trainer, which the table has not; 0.22 keeps the first one's too."""
+"""A field that only the newer trainer's RLOOConfig has, which the table leaves out; 0.22 keeps the legacy one too."""
 _COMMON = "TrainingArguments"
 
 
@@ -64,21 +62,25 @@ class _Class:
 
 
 def config_classes(release: Path) -> list[ConfigClass]:
-    """Those of an unpacked release of TRL, or ``TrainingArguments`` of one of Transformers.
+    """The config classes of an unpacked release of TRL, or ``TrainingArguments`` of one of Transformers.
 
     Raises:
         WalkError: for a release that has none, and for a base class that is not found.
     """
     package = release.name.partition("==")[0]
     if package == "transformers":
-        found = [_read(release, release / package / "training_args.py", _COMMON)]
+        classes = [_read(release, release / package / "training_args.py", _COMMON)]
     else:
         paths = sorted((release / package).rglob("*.py"))
-        found = [_read(release, path, name) for path in paths for name in _OWN if _is_own(path, name)]
-    found = [one for one in found if not one.where.endswith(":RLOOConfig") or _OF_NEWER_RLOO not in one.fields]
-    if not found:
+        classes = [_read(release, path, name) for path in paths for name in _OWN if _is_own(path, name)]
+    classes = [
+        config_class
+        for config_class in classes
+        if not config_class.where.endswith(":RLOOConfig") or _OF_NEWER_RLOO not in config_class.fields
+    ]
+    if not classes:
         raise WalkError(f"{release.name} has no class {', '.join(_OWN)}")
-    return found
+    return classes
 
 
 def _read(release: Path, path: Path, name: str) -> ConfigClass:
@@ -92,20 +94,20 @@ def _read(release: Path, path: Path, name: str) -> ConfigClass:
     return ConfigClass(release.name, f"{module}:{name}", trainers, tuple(fields))
 
 
-def _collect(release: Path, one: _Class, fields: dict[str, None]) -> bool:
-    """Add the fields of a class and of its bases; whether it derives from ``TrainingArguments``."""
+def _collect(release: Path, class_source: _Class, fields: dict[str, None]) -> bool:
+    """Add the fields of a class and of its bases; return whether it derives from ``TrainingArguments``."""
     common = False
-    for base in one.node.bases:
+    for base in class_source.node.bases:
         name = ast.unparse(base).rpartition(".")[2]
         if name == _COMMON:
             common = True
             continue
-        found = _find(release, one.path, name)
-        if found is None:
-            where = f"{one.node.name} in {one.path.relative_to(release)}"
+        base_source = _find(release, class_source.path, name)
+        if base_source is None:
+            where = f"{class_source.node.name} in {class_source.path.relative_to(release)}"
             raise WalkError(f"{release.name}: {name}, a base of {where}, is not found")
-        common |= _collect(release, found, fields)
-    for statement in one.node.body:
+        common |= _collect(release, base_source, fields)
+    for statement in class_source.node.body:
         if (
             isinstance(statement, ast.AnnAssign)
             and isinstance(statement.target, ast.Name)
@@ -116,7 +118,7 @@ def _collect(release: Path, one: _Class, fields: dict[str, None]) -> bool:
 
 
 def _find(release: Path, path: Path, name: str) -> _Class | None:
-    """A class that a module defines or imports, through as many modules as it takes."""
+    """A class that a module defines, or imports, directly or through other modules."""
     node = _defined(path, name)
     if node is not None:
         return _Class(path, node)
@@ -130,10 +132,10 @@ def _find(release: Path, path: Path, name: str) -> _Class | None:
 
 
 def _module(release: Path, path: Path, imported: ast.ImportFrom) -> Iterator[Path]:
-    """The file of the module that is imported from, if the release has it."""
+    """The file of the module that is imported from, where the release has it."""
     base = release if not imported.level else path.parents[imported.level - 1]
     module = base.joinpath(*(imported.module or "").split("."))
-    yield from (each for each in (module.with_suffix(".py"), module / "__init__.py") if each.is_file())
+    yield from (candidate for candidate in (module.with_suffix(".py"), module / "__init__.py") if candidate.is_file())
 
 
 def _is_own(path: Path, name: str) -> bool:
@@ -141,7 +143,7 @@ def _is_own(path: Path, name: str) -> bool:
 
 
 def _defined(path: Path, name: str) -> ast.ClassDef | None:
-    if f"class {name}" not in _text(path):  # a tree takes far longer
+    if f"class {name}" not in _text(path):  # parsing takes far longer
         return None
     return next((node for node in _tree(path).body if isinstance(node, ast.ClassDef) and node.name == name), None)
 
@@ -156,22 +158,22 @@ def _tree(path: Path) -> ast.Module:
     return ast.parse(_text(path))
 
 
-def problems(found: Sequence[ConfigClass], table: Fields) -> list[str]:
+def problems(classes: Sequence[ConfigClass], table: Fields) -> list[str]:
     """Fields that the table does not place, with the releases that have them; and its fields that no release has."""
     missing: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    held: dict[str, set[str]] = {trainer: set() for trainer in TRAINERS}
-    for one in found:
-        for trainer in one.trainers:
-            held[trainer] |= set(one.fields)
-            for name in one.fields:
+    known_fields: dict[str, set[str]] = {trainer: set() for trainer in TRAINERS}
+    for config_class in classes:
+        for trainer in config_class.trainers:
+            known_fields[trainer] |= set(config_class.fields)
+            for name in config_class.fields:
                 if name not in table.placed(trainer):
-                    missing[one.where, name, trainer].append(one.release)
+                    missing[config_class.where, name, trainer].append(config_class.release)
     lines = [
         f"{where}: {name} of {trainer} stands nowhere in fields.toml; {_releases(releases)}"
         for (where, name, trainer), releases in sorted(missing.items())
     ]
     for trainer in TRAINERS:
-        gone = sorted(set(table.placed(trainer)) - held[trainer])
+        gone = sorted(set(table.placed(trainer)) - known_fields[trainer])
         lines += [f"fields.toml: {name} of {trainer} is a field in no release" for name in gone]
     return lines
 
@@ -181,18 +183,18 @@ def _releases(releases: Iterable[str]) -> str:
     return f"in {len(names)} releases, from {names[0]} to {names[-1]}" if len(names) > 1 else f"in {names[0]}"
 
 
-def summary(found: Sequence[ConfigClass], table: Fields) -> str:
+def summary(classes: Sequence[ConfigClass], table: Fields) -> str:
     """How many releases, classes and fields there are, and how many of the fields are in each place."""
     releases: Mapping[str, set[str]] = {
-        package: {one.release for one in found if one.release.startswith(f"{package}==")}
+        package: {config_class.release for config_class in classes if config_class.release.startswith(f"{package}==")}
         for package in ("trl", "transformers")
     }
     lines = [
         f"{len(releases['trl'])} releases of trl, {len(releases['transformers'])} of transformers, "
-        f"{len(found)} config classes, {sum(len(one.fields) for one in found)} fields in them"
+        f"{len(classes)} config classes, {sum(len(config_class.fields) for config_class in classes)} fields in them"
     ]
     for trainer in TRAINERS:
-        names = {name for one in found if trainer in one.trainers for name in one.fields}
+        names = {name for config_class in classes if trainer in config_class.trainers for name in config_class.fields}
         placed = table.placed(trainer)
         counts = [f"{sum(placed[name].kind == kind for name in names & set(placed))} {kind}" for kind in KINDS]
         lines.append(f"{trainer}: {len(names)} names of fields: {', '.join(counts)}")
@@ -204,19 +206,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m pytest_trlcompat.conformance.walk", description=_ABOUT)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="with unpacked releases")
     folders = parser.parse_args().folders
-    found: list[ConfigClass] = []
+    classes: list[ConfigClass] = []
     try:
         for package in ("trl", "transformers"):
             releases = {path.name: path for folder in folders for path in folder.glob(f"{package}==*")}
             if not releases:
                 raise WalkError(f"no release of {package} in {', '.join(map(str, folders))}")
-            found += [one for name in sorted(releases) for one in config_classes(releases[name])]
+            classes += [config_class for name in sorted(releases) for config_class in config_classes(releases[name])]
     except WalkError as error:
         sys.exit(str(error))
     table = load()
-    if lines := problems(found, table):
+    if lines := problems(classes, table):
         sys.exit("\n".join([*lines, "place each in pytest_trlcompat/conformance/fields.toml, or take it away there"]))
-    print(summary(found, table))
+    print(summary(classes, table))
 
 
 if __name__ == "__main__":

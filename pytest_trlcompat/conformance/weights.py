@@ -1,6 +1,6 @@
 """Weights of a model as they are before any wrapper shards or renames them.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.
 def gathered(
     parameters: Iterable[torch.nn.Parameter], modifier_rank: int | None = None
 ) -> contextlib.AbstractContextManager[Any]:
-    """DeepSpeed's context, in which parameters are whole, where ZeRO-3 has partitioned them. Collective there."""
-    wanted = list(parameters)
-    if any(hasattr(parameter, "ds_id") for parameter in wanted):
+    """A context in which parameters are whole: DeepSpeed's where ZeRO-3 has partitioned them. Collective there."""
+    to_gather = list(parameters)  # it is read twice, and may be an iterator
+    if any(hasattr(parameter, "ds_id") for parameter in to_gather):
         import deepspeed
 
         context: contextlib.AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(
-            wanted, modifier_rank=modifier_rank
+            to_gather, modifier_rank=modifier_rank
         )
         return context
     return contextlib.nullcontext()
@@ -36,14 +36,14 @@ def gathered(
 def whole(model: Any) -> dict[str, torch.Tensor]:
     """Every parameter, gathered, in float32 on the CPU, under its name in the bare model.
 
-    Of those that DeepSpeed trains in bfloat16 its float32 copy, which it steps.
+    Of a parameter that DeepSpeed trains in bfloat16: the float32 copy that its optimizer steps.
     """
     with _summoned(model):
-        found = {}
+        weights = {}
         for name, parameter in model.named_parameters():
             with gathered([parameter]):  # DeepSpeed before 0.19.3 gathers one dtype at once
-                found[bare_name(name)] = _float32(parameter)
-        return found
+                weights[bare_name(name)] = _float32(parameter)
+        return weights
 
 
 def _float32(parameter: torch.nn.Parameter) -> torch.Tensor:
@@ -78,7 +78,7 @@ def bare_name(name: str) -> str:
 
 
 def is_sharded() -> bool:
-    """Whether the launch's strategy shards weights, or keeps gradients to itself."""
+    """Whether the launch's strategy shards weights or hides gradients."""
     return any(os.environ.get(name) == "true" for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"))
 
 

@@ -1,4 +1,4 @@
-"""Is a training of one's own, under a strategy, the training that it is in one process?
+"""Is a user's training under a strategy the same training as in one process?
 
 ::
 
@@ -6,7 +6,7 @@
 
     assert_equivalent(launcher, train, model, strategies=["ddp", "zero3"])
 
-Pytest's fixture ``assert_equivalent`` does the same with its launcher. Imports the stack only inside ranks.
+Pytest's fixture ``assert_equivalent`` does the same with its own launcher.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The assertion, in the test process: launches the trainings, and says what differs first.
-
-Must not import the stack.
-"""
+"""The assertion, in the test process: launches the trainings, and says what differs first."""
 
 from __future__ import annotations
 
@@ -22,19 +19,19 @@ if TYPE_CHECKING:
 __all__ = ["NotEquivalent", "NothingCompared", "assert_equivalent"]
 
 _SEEDS = (1, 2, 3)
-"""Of the changes by which the tolerance is measured."""
+"""Seeds of the changes of weights that measure the tolerance."""
 
 
 class NothingCompared(AssertionError):
-    """The training in one process is none that another can be compared with: the message says why."""
+    """No other training can be compared with the one in one process: the message says why."""
 
 
 class NotEquivalent(AssertionError):
-    """A training under a strategy is not the one that it is in one process.
+    """A training under a strategy differs from the same training in one process.
 
     Attributes:
-        divergences: by strategy, of those that differ.
-        failures: by strategy, of those whose training failed.
+        divergences: by strategy, for those that differ.
+        failures: by strategy, for those whose training failed.
     """
 
     def __init__(
@@ -66,19 +63,19 @@ def assert_equivalent(
         train: trains a ``transformers.Trainer``, any number of times; called as ``train(*args, **kwargs)``.
         strategies: names of strategies, at least one.
         world_size: number of ranks under each.
-        tolerance: how far numbers may be off, relative to the largest of each quantity; by default it is measured:
-            three more trainings in one process, from weights changed by one unit in their last place, say what rounding
-            leaves.
-        options: of strategies, by their names.
-        kwargs: keyword arguments of ``train`` that have a name from this list; ``more``: its others.
+        tolerance: how far numbers may be off, relative to the largest of each quantity. By default it is measured:
+            three more trainings in one process, from weights changed by one unit in their last place, show the effect
+            of rounding.
+        options: options of strategies, by their names.
+        kwargs: keyword arguments of ``train`` whose names are those of arguments here; ``more``: its others.
 
     Raises:
-        NotEquivalent: names, for each strategy that differs, the first difference, and what explains it; and those
-            whose training failed.
+        NotEquivalent: for each strategy that differs, it names the first difference and what explains it; it also
+            names those whose training failed.
         NothingCompared: in one process no step was made, no weight changed, or numbers are not finite.
-        LaunchError: the training in one process failed; or it failed under a strategy, and none of the others differs.
-            Every strategy is tried before.
-        ValueError: no strategy is named, ``options`` name another, or the tolerance is no finite number from 0 on.
+        LaunchError: the training in one process failed; or it failed under a strategy, and no other strategy differs.
+            It is raised after every strategy was tried.
+        ValueError: no strategy is named, ``options`` name another one, or the tolerance is negative or not finite.
         StrategyAbsent: the stack does not have one of the strategies.
     """
     __tracebackhide__ = True
@@ -90,7 +87,7 @@ def assert_equivalent(
         alone, shortfalls = runs.alone("alone", None)
         if shortfalls:
             raise NothingCompared(f"nothing can be told of {name}: in one process {'; '.join(shortfalls)}")
-        found: dict[str, Divergence] = {}
+        divergences: dict[str, Divergence] = {}
         failures: dict[str, LaunchError] = {}
         for strategy in names:
             try:
@@ -102,11 +99,11 @@ def assert_equivalent(
             if divergence.differences and tolerance is None:
                 divergence = runs.compare(alone, path, runs.changed(), None)
             if divergence.differences:
-                found[strategy] = divergence
-    if found:
-        texts = [_text(name, strategy, world_size, divergence) for strategy, divergence in found.items()]
+                divergences[strategy] = divergence
+    if divergences:
+        texts = [_text(name, strategy, world_size, divergence) for strategy, divergence in divergences.items()]
         texts += [f"{name} under {strategy} failed: {error}" for strategy, error in failures.items()]
-        raise NotEquivalent("\n".join(texts), found, failures)
+        raise NotEquivalent("\n".join(texts), divergences, failures)
     if len(failures) == 1 == len(names):
         raise next(iter(failures.values()))
     if failures:
@@ -152,7 +149,7 @@ class _Runs:
         return path
 
     def changed(self) -> list[str]:
-        """Of weights changed in their last place; trained where they are first needed."""
+        """The trainings from weights changed in their last place; they run when they are first needed."""
         self._changed = self._changed or [self.alone(f"changed{seed}", seed)[0] for seed in _SEEDS]
         return self._changed
 
@@ -169,7 +166,7 @@ def _text(name: str, strategy: str, world_size: int, divergence: Divergence) -> 
         f"difference: {first.describe()}, off by {first.off:.3g} where {first.allowed:.3g} is allowed"
     ]
     if others:
-        stages = list(dict.fromkeys(f"{each.stage} ({each.where})" for each in others))
+        stages = list(dict.fromkeys(f"{difference.stage} ({difference.where})" for difference in others))
         more = f" and {len(stages) - 4} more" if len(stages) > 4 else ""
         lines.append(f"  also: {', '.join(stages[:4])}{more}")
     if divergence.reason:

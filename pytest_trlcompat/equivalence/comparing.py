@@ -1,6 +1,6 @@
-"""Recorded trainings held against those in one process, in the order in which a step makes what is compared.
+"""Compare recorded trainings with those in one process, in the order in which a step computes what is compared.
 
-Runs in a rank, since it needs torch; imports the stack inside functions.
+Runs in a rank, since it needs torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pytest_trlcompat.equivalence.recording import Training, load, place_of
 __all__ = ["Divergence", "compare"]
 
 _LOGGED = 1e-4
-"""What Transformers rounds a loss to in its log, up to release 4."""
+"""The precision to which Transformers rounds a loss in its log, up to release 4."""
 
 
 @dataclass(frozen=True)
@@ -36,34 +36,34 @@ def compare(path: str, under: str, changed: Sequence[str], tolerance: float | No
     """Compare what two runs of :func:`~pytest_trlcompat.equivalence.recording.record` have saved.
 
     Args:
-        path: of the one in a single process; ``under``: under a strategy.
-        changed: of runs in a single process whose weights were changed in their last place.
-        tolerance: relative to the largest number of each quantity; ``None``: as those show.
+        path: of the run in one process; ``under``: of the run under a strategy.
+        changed: of runs in one process whose weights were changed in their last place.
+        tolerance: relative to the largest number of each quantity; ``None``: measured by those runs.
     """
-    alone, found = load(path), load(under)
-    if len(alone) != len(found):
-        return _counted("trainings", "", len(alone), len(found))
+    alone, under_strategy = load(path), load(under)
+    if len(alone) != len(under_strategy):
+        return _counted("trainings", "", len(alone), len(under_strategy))
     if not alone:
         return _short("", "nothing was trained")
-    near = [load(each) for each in changed]
-    for number, (one, two) in enumerate(zip(alone, found, strict=True)):
+    near = [load(run) for run in changed]
+    for number, (single, parallel) in enumerate(zip(alone, under_strategy, strict=True)):
         place = place_of(number, len(alone))
-        for what, mine, theirs in (
-            ("steps", one.inputs, two.inputs),
-            ("logged losses", one.logs, two.logs),
-            ("trained weights", one.weights, two.weights),
+        for noun, single_entries, parallel_entries in (
+            ("steps", single.inputs, parallel.inputs),
+            ("logged losses", single.logs, parallel.logs),
+            ("trained weights", single.weights, parallel.weights),
         ):
-            if len(mine) != len(theirs):
-                return _counted(what, place, len(mine), len(theirs))
-        if (names := _of_names(one, two, place)) is not None:
+            if len(single_entries) != len(parallel_entries):
+                return _counted(noun, place, len(single_entries), len(parallel_entries))
+        if (names := _of_names(single, parallel, place)) is not None:
             return names
-        inputs = _of_inputs(one, two, place)
+        inputs = _of_inputs(single, parallel, place)
         if inputs is not None:
             return inputs
-        differences = _of_numbers(one, two, [each[number] for each in near], place, tolerance)
+        differences = _of_numbers(single, parallel, [neighbour[number] for neighbour in near], place, tolerance)
         if differences:
-            return Divergence(tuple(differences), _DROPOUT if one.dropout else "")
-        for training, side in ((one, "in one process"), (two, "under the strategy")):
+            return Divergence(tuple(differences), _DROPOUT if single.dropout else "")
+        for training, side in ((single, "in one process"), (parallel, "under the strategy")):
             if text := training.shortfall():
                 return _short(place, f"{side} {text}")
     return Divergence(())
@@ -84,19 +84,24 @@ _BATCHES = (
 )
 
 
-def _of_names(one: Training, two: Training, place: str) -> Divergence | None:
-    """Both sides must speak of the same weights, and log the same numbers in each step."""
-    sides = [("trained weights", one.weights, two.weights)]
+def _of_names(single: Training, parallel: Training, place: str) -> Divergence | None:
+    """Both sides must have the same names of weights, and of logged numbers in each step."""
+    sides = [("trained weights", single.weights, parallel.weights)]
     sides += [
-        (f"numbers logged in step {step}", mine, theirs)
-        for step, (mine, theirs) in enumerate(zip(one.logs, two.logs, strict=True))
+        (f"numbers logged in step {step}", single_logs, parallel_logs)
+        for step, (single_logs, parallel_logs) in enumerate(zip(single.logs, parallel.logs, strict=True))
     ]
-    for noun, mine, theirs in sides:
-        account = Account(noun, mine)
-        account.meet_all(theirs)
+    for noun, single_names, parallel_names in sides:
+        account = Account(noun, single_names)
+        account.meet_all(parallel_names)
         if not account.is_complete:
             difference = Difference(
-                f"names of {noun}", place.rstrip(", ") or "all", sorted(mine), sorted(theirs), math.inf, 0.0
+                f"names of {noun}",
+                place.rstrip(", ") or "all",
+                sorted(single_names),
+                sorted(parallel_names),
+                math.inf,
+                0.0,
             )
             return Divergence((difference,), account.shortfall())
     return None
@@ -107,14 +112,14 @@ def _short(place: str, text: str) -> Divergence:
     return Divergence((difference,), text)
 
 
-def _of_inputs(one: Training, two: Training, place: str) -> Divergence | None:
-    for step, (wanted, found) in enumerate(zip(one.inputs, two.inputs, strict=True)):
-        parts = [name for name in sorted({*wanted, *found}) if wanted.get(name) != found.get(name)]
+def _of_inputs(single: Training, parallel: Training, place: str) -> Divergence | None:
+    for step, (expected, seen) in enumerate(zip(single.inputs, parallel.inputs, strict=True)):
+        parts = [name for name in sorted({*expected, *seen}) if expected.get(name) != seen.get(name)]
         if parts:
             sampled = any("completion" in name for name in parts)
             same = not any(name.startswith("prompt") and "mask" not in name for name in parts)
-            known = [len(set(wanted.get(name, ())) & set(found.get(name, ()))) for name in parts]
-            rows = [len(wanted.get(name, ())) for name in parts]
+            known = [len(set(expected.get(name, ())) & set(seen.get(name, ()))) for name in parts]
+            rows = [len(expected.get(name, ())) for name in parts]
             text = [f"{part}: {some} of {all_} rows" for part, some, all_ in zip(parts, known, rows, strict=True)]
             difference = Difference("rows trained on", f"{place}step {step}", rows, text, float("inf"), 0.0)
             return Divergence((difference,), _SAMPLED if sampled and same else _BATCHES)
@@ -122,14 +127,14 @@ def _of_inputs(one: Training, two: Training, place: str) -> Divergence | None:
 
 
 def _of_numbers(
-    one: Training, two: Training, near: list[Training], place: str, tolerance: float | None
+    single: Training, parallel: Training, near: list[Training], place: str, tolerance: float | None
 ) -> list[Difference]:
-    expected = _quantities(one, place)
-    seen = {(each.stage, each.where): each.values for each in _quantities(two, place)}
+    expected = _quantities(single, place)
+    seen = {(quantity.stage, quantity.where): quantity.values for quantity in _quantities(parallel, place)}
     if not near:
         return differing(expected, seen, list, tolerance=FLOOR if tolerance is None else tolerance)
     try:
-        return differing(expected, seen, lambda: [_quantities(each, place) for each in near])
+        return differing(expected, seen, lambda: [_quantities(neighbour, place) for neighbour in near])
     except NotFinite as error:
         raise AssertionError(
             f"nothing can be told of this training: with each weight changed by one unit in its last place {error}; "
@@ -155,7 +160,7 @@ def _quantities(training: Training, place: str) -> list[Quantity]:
     return quantities + [Quantity(f"weight {name}", last, value) for name, value in training.weights.items()]
 
 
-def _counted(what: str, place: str, one: int, two: int) -> Divergence:
+def _counted(noun: str, place: str, expected: int, seen: int) -> Divergence:
     return Divergence(
-        (Difference(f"number of {what}", place.rstrip(", ") or "all", [one], [two], abs(one - two), 0.0),)
+        (Difference(f"number of {noun}", place.rstrip(", ") or "all", [expected], [seen], abs(expected - seen), 0.0),)
     )

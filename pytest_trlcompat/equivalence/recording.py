@@ -1,7 +1,6 @@
-"""A training function, run in a rank and watched: what it trains on, its losses, gradient norms and weights.
+"""Run a training function in a rank, and record its batches, losses, gradient norms and weights.
 
-What is watched are the ``transformers.Trainer`` that the function makes, TRL's among them. Imports the stack inside
-functions.
+Each ``transformers.Trainer`` that the function makes is recorded, TRL's among them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["NothingTrained", "Training", "load", "place_of", "record"]
 
 
 _SIGNALS = ("labels", "advantages")
-"""Parts of batches that say why nothing moved."""
+"""Parts of batches that may explain why no weight changed."""
 
 
 class NothingTrained(RuntimeError):
@@ -35,13 +34,13 @@ class Training:
     """One call of ``train`` of a Trainer.
 
     Attributes:
-        inputs: for each step, what each part of its batches holds: a digest of each row, sorted, of all ranks.
+        inputs: for each step, the sorted digests of the rows of all ranks, by part of its batches.
         logs: ``loss`` and ``grad_norm`` of each step, as they are logged.
         weights: at the end, by the plain model's names.
         dropout: whether the model draws random numbers when it is trained.
         moved: names of trained weights that differ from what they were at the beginning.
         rate: largest learning rate of a step.
-        labels: how many labels count over all ranks, which -100 does not; ``None`` where no batch had any.
+        labels: how many labels are not -100, over all ranks; ``None`` where no batch had any.
         advantage: largest absolute advantage over all ranks; ``None`` where no batch had any.
     """
 
@@ -55,7 +54,7 @@ class Training:
     advantage: float | None = None
 
     def shortfall(self) -> str:
-        """What keeps a comparison with this training from telling anything; empty where nothing does."""
+        """Why a comparison with this training would show nothing; empty where it is fit to compare."""
         if not self.inputs:
             return "no step of the optimizer was made (look at max_steps, num_train_epochs and the number of rows)"
         if not self.weights:
@@ -79,7 +78,7 @@ class Training:
         return "" if self.moved else f"no trained weight changed: {self._why_still()}"
 
     def _why_still(self) -> str:
-        """Of a training whose weights stayed; causes that were seen, the outermost first."""
+        """Why no weight changed: the first of the possible causes that was seen."""
         if self.rate == 0:
             return "the learning rate is 0 in every step"
         if self.labels == 0:
@@ -98,15 +97,15 @@ def record(payload: bytes, path: str, accumulate: int = 1, seed: int | None = No
     Args:
         payload: the function and its arguments, pickled.
         path: where the first rank saves a list of :class:`Training`.
-        accumulate: by how much gradients are accumulated over more batches than the function says: one process then
-            trains on what as many ranks train on.
+        accumulate: factor of the batches over which gradients are accumulated: one process then trains on the rows of
+            as many ranks.
         seed: changes each weight by -1, 0 or 1 unit in its last place when a training begins; ``None`` does not.
 
     Returns:
-        On the first rank, for each training from which nothing can be told, the reason.
+        On the first rank, the reason for each training that cannot be compared.
 
     Raises:
-        NothingTrained: see there.
+        NothingTrained: the function trained no ``transformers.Trainer``.
     """
     import torch
 
@@ -130,7 +129,7 @@ def record(payload: bytes, path: str, accumulate: int = 1, seed: int | None = No
 
 
 def place_of(number: int, trainings: int) -> str:
-    """How texts begin that speak of one of several trainings; nothing where there is but one."""
+    """The beginning of a text about one of several trainings; empty where there is only one."""
     return f"training {number}, " if trainings > 1 else ""
 
 
@@ -146,18 +145,18 @@ def _watched(trainings: list[Training], accumulate: int, seed: int | None) -> It
     import transformers
 
     build = transformers.Trainer.__init__
-    seen: list[Any] = []  # arguments that two trainers share are changed once
+    changed_configs: list[Any] = []  # arguments that two trainers share are changed once
 
     @functools.wraps(build)
     def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(build).bind(trainer, *args, **kwargs).arguments.get("args")
-        if given is not None and not any(given is each for each in seen):
-            seen.append(given)
-            given.gradient_accumulation_steps *= accumulate
+        config = inspect.signature(build).bind(trainer, *args, **kwargs).arguments.get("args")
+        if config is not None and not any(config is known for known in changed_configs):
+            changed_configs.append(config)
+            config.gradient_accumulation_steps *= accumulate
         build(trainer, *args, **kwargs)
         settings = trainer.args
         settings.logging_strategy, settings.logging_steps = transformers.trainer_utils.IntervalStrategy.STEPS, 1
-        settings.logging_nan_inf_filter = False  # it logs another number where a loss is NaN
+        settings.logging_nan_inf_filter = False  # with the filter it logs another number where a loss is NaN
         trainer.add_callback(_callback(trainer, trainings, seed))
 
     transformers.Trainer.__init__ = init
@@ -227,11 +226,11 @@ def _note_signals(training: Training, inputs: Any) -> None:
 
 
 def _combine(training: Training) -> None:
-    """Join what ranks saw of their shards and batches; collective where there are several."""
-    every = _of_ranks((training.moved, training.labels, training.advantage))
-    training.moved = sorted({name for moved, _, _ in every for name in moved})
-    labels = [number for _, number, _ in every if number is not None]
-    advantages = [largest for _, _, largest in every if largest is not None]
+    """Join what ranks recorded of their shards and batches. Collective where there are several."""
+    rank_reports = _of_ranks((training.moved, training.labels, training.advantage))
+    training.moved = sorted({name for moved, _, _ in rank_reports for name in moved})
+    labels = [number for _, number, _ in rank_reports if number is not None]
+    advantages = [largest for _, _, largest in rank_reports if largest is not None]
     training.labels = sum(labels) if labels else None
     training.advantage = max(advantages) if advantages else None
 
@@ -245,7 +244,7 @@ def _weights(trainer: Any) -> dict[str, Any]:
 
 
 def _digests(inputs: Any) -> dict[str, list[str]]:
-    """Of each tensor of numbers without a fraction, such as tokens and masks, a digest of each row."""
+    """Digests of the rows of each integer tensor, such as tokens and masks."""
     if not isinstance(inputs, Mapping):
         return {}
     return {
@@ -265,17 +264,17 @@ def _has_dropout(model: Any) -> bool:
 def _of_ranks(mine: Any) -> list[Any]:
     import torch.distributed as dist
 
-    every: list[Any] = [mine]
+    objects: list[Any] = [mine]
     if dist.is_available() and dist.is_initialized():
-        every = [None] * dist.get_world_size()
-        dist.all_gather_object(every, mine)
-    return every
+        objects = [None] * dist.get_world_size()
+        dist.all_gather_object(objects, mine)
+    return objects
 
 
 def _of_all_ranks(mine: dict[str, list[str]]) -> dict[str, list[str]]:
-    every = _of_ranks(mine)
-    names = {name for step in every for name in step}
-    return {name: sorted(row for step in every for row in step.get(name, ())) for name in sorted(names)}
+    steps = _of_ranks(mine)
+    names = {name for step in steps for name in step}
+    return {name: sorted(row for step in steps for row in step.get(name, ())) for name in sorted(names)}
 
 
 def _rank() -> int:

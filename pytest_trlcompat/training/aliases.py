@@ -1,10 +1,10 @@
-"""The arguments that releases have renamed, and how the release that is there calls them.
+"""The arguments that releases have renamed, and their names in the installed release.
 
-What builds or reads a config, or gives arguments to a trainer, uses the newest name; only this module knows the older
-ones. It looks at the config class or the function that is there, since a version says less: a release may take both
-names, and a development version either. Imports the standard library alone.
+Code that builds or reads a config, or passes arguments to a trainer, uses the newest name; only this module knows the
+older ones. It looks at the installed config class or function, since a version says less: a release may take both
+names, and a development version either of them.
 
-A new name of an argument is one line of :data:`RENAMED`. An argument that changed what it means is no alias.
+A new name of an argument is one line of :data:`RENAMED`. An argument whose meaning has changed is no alias.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ RENAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "log_unique_prompts": ("wandb_log_unique_prompts",),
         # transformers.PretrainedConfig
         "dtype": ("torch_dtype",),
-        # Trainers themselves; PPO's until TRL 0.12 had names of its own for all that it is given.
+        # Arguments of trainers. Until TRL 0.12, PPO's trainer had its own names for all of them.
         "processing_class": ("tokenizer",),
         "args": ("config",),
         "model": ("policy",),
         "ref_model": ("ref_policy",),
     }
 )
-"""The newest name of an argument to what releases called it before, the newest first."""
+"""The older names of an argument by its newest name, the newest of them first."""
 
 _EVERY = {name: (newest, *older) for newest, older in RENAMED.items() for name in (newest, *older)}
 
 
 def names_of(name: str) -> tuple[str, ...]:
-    """All names of an argument, the newest first, by any of them; only itself for one that was never renamed."""
+    """All names of an argument, found by any of them, the newest first; only ``name`` where it was never renamed."""
     return _EVERY.get(name, (name,))
 
 
 def name_in(taken: Container[str], name: str) -> str | None:
-    """How an argument is called where some names are taken; ``None`` where it is not known there.
+    """The name of an argument among the names that are taken; ``None`` where none of its names is.
 
-    A name that is taken stays: releases take an old one beside the new one for a while.
+    Where ``name`` itself is taken it stays: for a while, releases take an old name together with the new one.
     """
-    return next((each for each in (name, *names_of(name)) if each in taken), None)
+    return next((candidate for candidate in (name, *names_of(name)) if candidate in taken), None)
 
 
 def names_taken(target: Callable[..., Any]) -> frozenset[str]:
@@ -64,17 +64,17 @@ def names_taken(target: Callable[..., Any]) -> frozenset[str]:
 
 
 def accepted(target: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by the names that a config class or a function takes; those that it does not know are left out."""
+    """Arguments by the names that a config class or a function takes, without those that it does not take."""
     taken = names_taken(target)
-    return {name: value for given, value in arguments.items() if (name := name_in(taken, given)) is not None}
+    return {name: value for argument, value in arguments.items() if (name := name_in(taken, argument)) is not None}
 
 
 def renamed(target: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, with those that it does not know as they are: it refuses them, or passes them on."""
+    """The same with all arguments: those that it does not take keep their names, and it refuses or passes them on."""
     taken = names_taken(target)
-    return {name_in(taken, given) or given: value for given, value in arguments.items()}
+    return {name_in(taken, argument) or argument: value for argument, value in arguments.items()}
 
 
 def value_of(config: object, name: str, default: Any = None) -> Any:
-    """What a config or a trainer holds for an argument, whatever its release calls it."""
-    return next((getattr(config, each) for each in names_of(name) if hasattr(config, each)), default)
+    """The value of an argument in a config or a trainer, under whichever name its release has."""
+    return next((getattr(config, known_name) for known_name in names_of(name) if hasattr(config, known_name)), default)

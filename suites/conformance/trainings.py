@@ -159,8 +159,8 @@ class ConformanceTrainings:
         evidence: dict[str, Any] = {"setting": dict(row.setting), "compared": result["compared"]}
         if result.get("unseen"):
             evidence["not_recorded"] = result["unseen"]
-        if result.get("unheld"):
-            evidence["logged_without_reference"] = result["unheld"]
+        if result.get("without_reference"):
+            evidence["logged_without_reference"] = result["without_reference"]
         if result["unknown"]:
             evidence["not_in_this_release"] = result["unknown"]
         if result.get(sequential.FAILED_ON):

@@ -24,14 +24,14 @@ def test_the_rows_hold_every_two_values_that_may_stand_together(trainer: str, pr
     known = SPACES[trainer, prefix]
     chosen = of(f"{prefix}_", trainer)
     settings = [{**row.setting, **({"strategy": row.strategy} if prefix == "ranks" else {})} for row in chosen]
-    held = array.held_pairs(known.factors, settings)
+    held = array.covered_pairs(known.factors, settings)
     missing = [pair for pair in known.pairs() if tuple((name, json.dumps(value)) for name, value in pair) not in held]
     assert missing == []
 
 
 def test_a_pair_is_missing_without_a_row() -> None:
     known = SPACES["grpo", "pair"]
-    held = array.held_pairs(known.factors, [row.setting for row in of("pair_")[1:]])
+    held = array.covered_pairs(known.factors, [row.setting for row in of("pair_")[1:]])
     wanted = {tuple((name, json.dumps(value)) for name, value in pair) for pair in known.pairs()}
     assert wanted - held
 

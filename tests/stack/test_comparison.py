@@ -139,7 +139,7 @@ def test_a_parameter_that_only_the_trainer_trains_differs_and_what_it_logs_besid
     late = Difference("weights[extra]", "step 1", [], [1.0], 1.0, 0.0)
     found = compare_with_reference([quantity([1.0])], seen, list, [late], [late])
     assert found.differences == [late, Difference("weights[extra]", "step 0", [], [3.0], math.inf, 0.0), late]
-    assert (found.compared, found.unheld) == (1, ["logs[phi]"])
+    assert (found.compared, found.without_reference) == (1, ["logs[phi]"])
     again = Difference("logs[x]", "step 0", ["x"], [], math.inf, 0.0)
     missing = [quantity([1.0]), Quantity("logs[x]", "step 0", torch.tensor([1.0]))]
     assert [

@@ -100,8 +100,8 @@ def recording(asked: Sequence[Sequence[int]], **changed: Any) -> Recording:
     generated = [Generated([*map(list, asked)], answers, {**DRAWN, **changed.pop("drawn", {})})]
     found = Recording(arguments={**ARGUMENTS, **changed.pop("arguments", {})})
     found.micro_batches = [MicroBatchRecord([*ROWS])]
-    found.beside = {"sampled": Sampled({}, generated=generated, tables=changed.pop("tables", []))}
-    found.beside |= changed
+    found.extras = {"sampled": Sampled({}, generated=generated, tables=changed.pop("tables", []))}
+    found.extras |= changed
     return found
 
 

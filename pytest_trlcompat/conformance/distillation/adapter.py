@@ -1,6 +1,6 @@
-"""Distillation's adapter: how a trainer is built, how its batches are read, and what the reference is asked for.
+"""Distillation's adapter: how its trainer is built, how batches are read, and the reference's settings and loss.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class DistillationAdapter(SupervisedAdapter):
     """``trl.DistillationTrainer``.
 
     Its axes: ``data``, ``prompts`` and ``tokenizer``, see :mod:`~pytest_trlcompat.conformance.distillation.prompts`;
-    ``teacher`` and, beside the common ones, ``model`` and ``adapter``, see
+    ``teacher`` and further values of ``model`` and ``adapter``, see
     :mod:`~pytest_trlcompat.conformance.distillation.models`; ``dropout``: the student's config, or that of its adapter,
-    asks for some, which ``disable_dropout`` says is not applied.
+    asks for dropout, which ``disable_dropout`` is documented to switch off.
     """
 
     trainer: ClassVar[str] = "distillation"
@@ -80,13 +80,13 @@ class DistillationAdapter(SupervisedAdapter):
         return trainer
 
     def surrounding(
-        self, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, found: Recording
+        self, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, recording: Recording
     ) -> contextlib.AbstractContextManager[None]:
         data = prompts.of_setting(model, setting, seed, config.max_completion_length)
-        return sampled.watched(data, found)
+        return sampled.watched(data, recording)
 
-    def watched(self, trainer_class: type, found: Recording) -> type:
-        return sampled.watched_trainer(trainer_class, found)
+    def watched(self, trainer_class: type, recording: Recording) -> type:
+        return sampled.watched_trainer(trainer_class, recording)
 
     def extra_differences(
         self,
@@ -122,7 +122,7 @@ class DistillationAdapter(SupervisedAdapter):
     ) -> reference.DistillationSettings:
         from pytest_trlcompat import reference
 
-        # Completions are of words alone, but for the end of sequence that the setting has.
+        # Only words are sampled, and the end of sequence of the setting; so both possible ends may be named.
         ends = (1, objects.OTHER_END)
         settings, undecided = reference.DistillationSettings, reference.DistillationUndecided
         return settings_from(settings, undecided, arguments, conventions, world_size, eos_token_id=ends)

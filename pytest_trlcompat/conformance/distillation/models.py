@@ -1,6 +1,6 @@
 """Students and teachers of a distillation, and adapters, by the axes of a setting.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ TEACHERS = (
     *("", "bfloat16", "name", "name_in_config", "dropout", "experts", "other_vocabulary", "none"),
     *ARCHITECTURES,
 )
-"""``""``: a model of other sizes than the student's. ``name``: its folder; ``name_in_config``: that stands in
-``teacher_model_name_or_path`` alone; ``dropout``: its config asks for some, and it is in training mode."""
+"""``""``: a model of other sizes than the student's; ``name``: its folder; ``name_in_config``: its folder, given only
+by ``teacher_model_name_or_path``; ``dropout``: its config asks for dropout, and it is in training mode."""
 ADAPTERS = ("", "peft_config", "peft_model", "both", "mapping", "head", "saved_head", "prompt")
-"""Beside those that others have: ``head``: of the matrix of logits; ``saved_head``: that is trained as it is;
-``prompt``: tokens before the prompt."""
+"""Adapters of other trainers, and ``head``: LoRA of the output head; ``saved_head``: the output head itself is trained;
+``prompt``: trained tokens in front of the prompt."""
 
 
 def teacher(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) -> Any:
-    """What is passed as ``teacher_model``: a model, or its folder; ``None`` where nothing is."""
+    """The argument ``teacher_model``: a model, its folder, or ``None``."""
     kind = setting.get("teacher", "")
     other = teacher_of(model)
     if kind in ("none", "name_in_config") and not whole:
@@ -42,42 +42,42 @@ def teacher(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) -
     if kind == "other_vocabulary":
         other = dataclasses.replace(other, vocab_size=model.vocab_size + 8)
     chosen = {"name_in_config": "name"}.get(kind, kind)
-    found = objects.policy(other, {"model": chosen}, whole)
+    teacher_model = objects.policy(other, {"model": chosen}, whole)
     if kind == "dropout" and not whole:
-        found = with_dropout(found, None, {"dropout": "attention"}).train()
-    return found
+        teacher_model = with_dropout(teacher_model, None, {"dropout": "attention"}).train()
+    return teacher_model
 
 
 def teacher_of(model: TinyModel) -> TinyModel:
-    """Of half the student's width, and other weights."""
+    """The teacher: half as wide as the student, with other weights."""
     return dataclasses.replace(model, hidden_size=model.hidden_size // 2, seed=model.seed + 1)
 
 
 def untrained(model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, torch.nn.Module]:
     """Student and teacher as a trainer has them before training, adapters included; in evaluation mode."""
-    found, adapter = objects.policy(model, setting, whole=True), adapter_config(setting)
+    student, adapter = objects.policy(model, setting, whole=True), adapter_config(setting)
     if adapter is not None:
         from peft import get_peft_model
 
-        found = get_peft_model(found, adapter)
-        objects.fill_adapter(found)
+        student = get_peft_model(student, adapter)
+        objects.fill_adapter(student)
     taught = teacher(model, setting, whole=True)
     if setting.get("teacher_model_init_kwargs", {}).get("dtype"):
         import torch
 
         taught = taught.to(getattr(torch, setting["teacher_model_init_kwargs"]["dtype"]))
-    return found.eval(), taught.eval()
+    return student.eval(), taught.eval()
 
 
 def adapter_config(setting: Mapping[str, Any]) -> Any:
     """What is passed as ``peft_config``, or ``None``."""
-    wanted = setting.get("adapter")
-    if wanted not in ("head", "prompt"):
+    kind = setting.get("adapter")
+    if kind not in ("head", "prompt"):
         return objects.adapter_config(setting)
     import peft
 
-    if wanted == "prompt":
+    if kind == "prompt":
         return peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    found = objects.adapter_config({"adapter": "peft_config"})
-    found.target_modules = {"q_proj", "lm_head"}
-    return found
+    config = objects.adapter_config({"adapter": "peft_config"})
+    config.target_modules = {"q_proj", "lm_head"}
+    return config

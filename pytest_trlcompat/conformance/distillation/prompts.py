@@ -1,7 +1,7 @@
-"""Prompts to distil on, the completions that the student is made to sample, and the rows that they must become.
+"""Prompts to distil on, the fixed completions of the student, and the rows that they must become.
 
-A completion follows from its prompt alone, so that each row is known before, whenever and on whichever rank it is
-sampled. Runs inside a rank; imports the stack only inside functions.
+A completion follows from its prompt alone, so that each row is known in advance, whenever and on whichever rank it is
+sampled. Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ KINDS = ("plain", "conversational", "assistant_last", "iterable", "none")
 TOKENIZERS = (
     *("", "other_end", "no_padding", "eos_padding", "right_padding", "bos", "tools_template", "thinking_template"),
 )
-"""``bos``: it adds a token before each text; ``thinking_template``: its chat template has a token that asks for an
-answer, and a variable of its own."""
+"""``bos``: it adds a token in front of each text; ``thinking_template``: its chat template has a token that asks for an
+answer, and its own variable."""
 _ROWS = {"training": ("prompts", 32), "evaluation": ("prompts_of_evaluation", 8)}
 _MEMBERS = 4
 _THINKING = "{% if add_generation_prompt %}{{ 'w59 ' }}{% if thinking %}{{ 'w58 w58 ' }}{% endif %}{% endif %}"
 
 
 class PromptData(Data):
-    """Completions by the prompt alone: of about four one is an end of sequence alone, and one has none."""
+    """Completions that depend on the prompt alone. About a quarter are only an end of sequence, a quarter have none."""
 
     def completion(self, prompt: Sequence[int], member: int, call: int) -> list[int]:
         return super().completion(prompt, random.Random(f"{self.seed}/{tuple(prompt)}").randrange(_MEMBERS), 0)
@@ -50,26 +50,26 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     """The processing class, by the axis ``tokenizer``."""
     from tokenizers.processors import TemplateProcessing
 
-    found, wanted = objects.tokenizer(model, setting), setting.get("tokenizer")
-    if wanted == "eos_padding":
-        found.pad_token = found.eos_token
-    elif wanted == "right_padding":
-        found.padding_side = "right"
-    elif wanted == "bos":
-        added = [("<unk>", found.convert_tokens_to_ids("<unk>"))]
-        found.backend_tokenizer.post_processor = TemplateProcessing(single="<unk> $A", special_tokens=added)
-    elif wanted == "thinking_template":
-        found.chat_template = copy.copy(found.chat_template) + _THINKING
-    return found
+    processing_class, kind = objects.tokenizer(model, setting), setting.get("tokenizer")
+    if kind == "eos_padding":
+        processing_class.pad_token = processing_class.eos_token
+    elif kind == "right_padding":
+        processing_class.padding_side = "right"
+    elif kind == "bos":
+        added = [("<unk>", processing_class.convert_tokens_to_ids("<unk>"))]
+        processing_class.backend_tokenizer.post_processor = TemplateProcessing(single="<unk> $A", special_tokens=added)
+    elif kind == "thinking_template":
+        processing_class.chat_template = copy.copy(processing_class.chat_template) + _THINKING
+    return processing_class
 
 
 def dataset(data: Data, setting: Mapping[str, Any], part: str) -> Any:
-    """The prompts as a user has them, with a column beside that nobody asks for; ``None`` where there are none."""
+    """The prompts as a user has them, with a column that nobody asks for; ``None`` where there is no dataset."""
     kind = setting.get("data")
     if kind == "none" and part == "training":
         return None
-    found: Any = data.dataset(_count(setting, part), part)
-    return found.to_iterable_dataset() if kind == "iterable" else found
+    rows: Any = data.dataset(_count(setting, part), part)
+    return rows.to_iterable_dataset() if kind == "iterable" else rows
 
 
 def expected_rows(
@@ -80,20 +80,20 @@ def expected_rows(
     A text has the special tokens that its tokenizer adds; a conversation those of the chat template alone, and one that
     ends with an assistant's message is continued.
     """
-    words, found = tokenizer(model, setting), []
+    processing_class, rows = tokenizer(model, setting), []
     how = {"continue_final_message": True} if data.assistant_last else {"add_generation_prompt": True}
     for prompt in data.prompts(_count(setting, part), part):
         if data.conversational:
-            written = words.apply_chat_template(
+            written = processing_class.apply_chat_template(
                 prompt, tokenize=False, **how, **(setting.get("chat_template_kwargs") or {})
             )
-            asked = words(written, add_special_tokens=False)["input_ids"]
+            prompt_ids = processing_class(written, add_special_tokens=False)["input_ids"]
         else:
-            asked = words(prompt)["input_ids"]
-        answer = data.completion(asked, 0, 0)
-        ids, mask = [*asked, *answer], [0] * len(asked) + [1] * len(answer)
-        found.append({"ids": tuple(map(float, ids)), "mask": tuple(map(float, mask))})
-    return found
+            prompt_ids = processing_class(prompt)["input_ids"]
+        answer = data.completion(prompt_ids, 0, 0)
+        ids, mask = [*prompt_ids, *answer], [0] * len(prompt_ids) + [1] * len(answer)
+        rows.append({"ids": tuple(map(float, ids)), "mask": tuple(map(float, mask))})
+    return rows
 
 
 def _count(setting: Mapping[str, Any], part: str) -> int:

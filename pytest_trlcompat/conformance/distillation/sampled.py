@@ -1,6 +1,6 @@
-"""What a student samples in a distillation: how, from which model, and what its trainer makes of it.
+"""What a student samples in a distillation: with which arguments, from which model, and how it is shown in tables.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -27,46 +27,48 @@ _SAMPLED, _SAMPLERS = "sampled", "samplers"
 
 
 @contextlib.contextmanager
-def watched(data: PromptData, found: Recording) -> Iterator[None]:
-    """Put the fixed completions in place of what the student draws; keep how, and tables of completions."""
+def watched(data: PromptData, recording: Recording) -> Iterator[None]:
+    """Within, fixed completions replace what the student draws; record sampling arguments and tables of completions."""
     from transformers.generation import GenerationMixin
 
-    kept = found.beside[_SAMPLED] = Sampled({})
+    sampling = recording.extras[_SAMPLED] = Sampled({})
     samplers: list[Any] = []
-    with fixed_completions(data, kept, 1), watched_tables(kept, METHOD):
+    with fixed_completions(data, sampling, 1), watched_tables(sampling, METHOD):
         fixed = GenerationMixin.generate
 
         def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
             samplers.append(self)
             return fixed(self, *args, **kwargs)
 
-        found.beside[_SAMPLERS] = samplers
+        recording.extras[_SAMPLERS] = samplers
         GenerationMixin.generate = generate
         try:
             yield
         finally:
             GenerationMixin.generate = fixed
-            del found.beside[_SAMPLERS]  # models, which no rank sends to another
+            del recording.extras[_SAMPLERS]  # models must not be sent to other ranks
 
 
-def watched_trainer(trainer_class: type, found: Recording) -> type:
-    """The trainer, which says what it samples for, and from which model."""
+def watched_trainer(trainer_class: type, recording: Recording) -> type:
+    """A subclass that records whether it samples for an evaluation, and from which model."""
 
     class Watched(trainer_class):
         def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-            found.beside[_SAMPLED].in_evaluation = True
+            recording.extras[_SAMPLED].in_evaluation = True
             try:
                 return super().evaluate(*args, **kwargs)
             finally:
-                found.beside[_SAMPLED].in_evaluation = False
+                recording.extras[_SAMPLED].in_evaluation = False
 
         def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-            own = {id(each) for each in self.model.modules()}
-            samplers = found.beside[_SAMPLERS]
-            found.beside["others"] = found.beside.get("others", 0) + sum(id(each) not in own for each in samplers)
+            student_modules = {id(module) for module in self.model.modules()}
+            samplers = recording.extras[_SAMPLERS]
+            recording.extras["others"] = recording.extras.get("others", 0) + sum(
+                id(sampler) not in student_modules for sampler in samplers
+            )
             samplers.clear()
             if self.teacher_model is not None:
-                found.beside["teacher"] = str(next(self.teacher_model.parameters()).dtype)
+                recording.extras["teacher"] = str(next(self.teacher_model.parameters()).dtype)
             return super().compute_loss(model, *args, **kwargs)
 
     Watched.__name__ = trainer_class.__name__
@@ -74,80 +76,91 @@ def watched_trainer(trainer_class: type, found: Recording) -> type:
 
 
 def rows_of(inputs: Mapping[str, Any]) -> list[Row]:
-    """Each prompt with its completion, without padding, and which tokens the student sampled."""
-    found: list[Row] = []
+    """Each prompt with its completion, without padding, and a mask of the tokens that the student sampled."""
+    rows: list[Row] = []
     ids, real = inputs["completion_ids"], inputs["completion_mask"]
     counted = real * inputs["tool_mask"] if inputs.get("tool_mask") is not None else real
-    asked = inputs["prompt_ids"].tolist(), inputs["prompt_mask"].tolist()
+    prompts_and_masks = inputs["prompt_ids"].tolist(), inputs["prompt_mask"].tolist()
     for prompt, is_prompt, answer, is_answer, counts in zip(
-        *asked, ids.tolist(), real.tolist(), counted.tolist(), strict=True
+        *prompts_and_masks, ids.tolist(), real.tolist(), counted.tolist(), strict=True
     ):
-        own = [token for token, kept in zip(prompt, is_prompt, strict=True) if kept]
-        places = [place for place, kept in enumerate(is_answer) if kept]
+        prompt_ids = [token for token, is_real in zip(prompt, is_prompt, strict=True) if is_real]
+        places = [place for place, is_real in enumerate(is_answer) if is_real]
         sampled = [float(counts[place]) for place in places]
-        row = [*own, *(answer[place] for place in places)]
-        found.append({"ids": tuple(map(float, row)), "mask": (*[0.0] * len(own), *sampled)})
-    return found
+        row = [*prompt_ids, *(answer[place] for place in places)]
+        rows.append({"ids": tuple(map(float, row)), "mask": (*[0.0] * len(prompt_ids), *sampled)})
+    return rows
 
 
 def differences(
-    recordings: Sequence[Recording], rows: Sequence[Row], words: Any, ends: Sequence[int], dtype: str = "torch.float32"
+    recordings: Sequence[Recording],
+    rows: Sequence[Row],
+    processing_class: Any,
+    ends: Sequence[int],
+    dtype: str = "torch.float32",
 ) -> Iterator[Difference]:
-    """How tokens would have been drawn; that the student draws them, once for each step; and tables of completions.
+    """What differs in sampling: its arguments, its model, its calls per step, the order of prompts, and tables.
 
     Args:
-        dtype: of the teacher's weights: what it changes of a loss is hardly more than its rounding.
-        rows: that the training's dataset must become.
-        words: the processing class.
+        dtype: of the teacher's weights. It is compared since it changes a loss by hardly more than rounding.
+        rows: what the dataset of the training must become.
+        processing_class: the processing class.
         ends: token ids that end a completion.
     """
     main = recordings[0]
     accumulated = int(main.arguments["gradient_accumulation_steps"])
     size = int(main.arguments["per_device_train_batch_size"]) * accumulated
-    for rank, one in enumerate(recordings):
-        kept = one.beside[_SAMPLED]
-        training = [each for each in kept.generated if not each.evaluation]
-        for number, call in enumerate(kept.generated):
+    for rank, recording in enumerate(recordings):
+        sampling = recording.extras[_SAMPLED]
+        training = [call for call in sampling.generated if not call.evaluation]
+        for number, call in enumerate(sampling.generated):
             place = f"rank {rank}, call {number}"
             yield from drawn(call.arguments, main.arguments, ends, place)
         # "Prompts across gradient accumulation steps are batched into a single call."
-        sizes = [len(each.prompts) for each in training]
-        calls = [size] * -(-len(one.training) // accumulated)
-        if not one.after_resuming and sizes != calls:
+        sizes = [len(call.prompts) for call in training]
+        calls = [size] * -(-len(recording.training) // accumulated)
+        if not recording.after_resuming and sizes != calls:
             yield Difference("generation[prompts]", f"rank {rank}", calls, sizes, math.inf, 0.0)
-        if others := one.beside.get("others"):
-            yield Difference("generation[model]", f"rank {rank}", [0], [others], math.inf, 0.0)
-        if one.beside.get("teacher", dtype) != dtype:
-            yield Difference("teacher[dtype]", f"rank {rank}", [dtype], [one.beside["teacher"]], math.inf, 0.0)
+        if foreign_samplers := recording.extras.get("others"):
+            yield Difference("generation[model]", f"rank {rank}", [0], [foreign_samplers], math.inf, 0.0)
+        if recording.extras.get("teacher", dtype) != dtype:
+            yield Difference("teacher[dtype]", f"rank {rank}", [dtype], [recording.extras["teacher"]], math.inf, 0.0)
     yield from _order(recordings, rows)
-    yield from _tables(main, rows, words)
+    yield from _tables(main, rows, processing_class)
 
 
 def _order(recordings: Sequence[Recording], rows: Sequence[Row]) -> Iterator[Difference]:
-    """``shuffle_dataset``: of the first pass, whether prompts are drawn as the dataset has them."""
-    calls = [[each.prompts for each in one.beside[_SAMPLED].generated if not each.evaluation] for one in recordings]
-    found = [prompt for together in zip(*calls, strict=False) for own in together for prompt in own][: len(rows)]
-    asked = [[int(each) for each in row["ids"][: row["mask"].index(1.0)]] for row in rows[: len(found)]]
+    """``shuffle_dataset``: whether the prompts of the first pass are in the order of the dataset."""
+    calls = [
+        [call.prompts for call in recording.extras[_SAMPLED].generated if not call.evaluation]
+        for recording in recordings
+    ]
+    sampled_prompts = [
+        prompt for together in zip(*calls, strict=False) for rank_prompts in together for prompt in rank_prompts
+    ][: len(rows)]
+    expected_prompts = [
+        [int(token) for token in row["ids"][: row["mask"].index(1.0)]] for row in rows[: len(sampled_prompts)]
+    ]
     shuffled = bool(recordings[0].arguments["shuffle_dataset"])
-    if (found != asked) is not shuffled:
-        wanted = "shuffled" if shuffled else "as the dataset has them"
-        yield Difference("data[order]", "prompts", [wanted], [str(found[:2])], math.inf, 0.0)
+    if (sampled_prompts != expected_prompts) is not shuffled:
+        expected_order = "shuffled" if shuffled else "as the dataset has them"
+        yield Difference("data[order]", "prompts", [expected_order], [str(sampled_prompts[:2])], math.inf, 0.0)
 
 
-def _tables(main: Recording, rows: Sequence[Row], words: Any) -> Iterator[Difference]:
-    """One table for each line that is logged; each completion stands beside its own prompt."""
-    tables = main.beside[_SAMPLED].tables
+def _tables(main: Recording, rows: Sequence[Row], processing_class: Any) -> Iterator[Difference]:
+    """There must be one table for each line that is logged, with each completion next to its own prompt."""
+    tables = main.extras[_SAMPLED].tables
     if not tables and not main.arguments.get("log_completions"):
         return
     known = set()
     for row in rows:
         first = row["mask"].index(1.0)
-        ids = [int(each) for each in row["ids"]]
-        known.add(tuple(words.decode(part, skip_special_tokens=True) for part in (ids[:first], ids[first:])))
-    found = [each for number, each in enumerate(tables) if not number or each != tables[number - 1]]
-    if len(found) != len(main.logs):
-        yield Difference("table", "number of tables", [len(main.logs)], [len(found)], math.inf, 0.0)
-    for shown, answers, _ in found:
+        ids = [int(token) for token in row["ids"]]
+        known.add(tuple(processing_class.decode(part, skip_special_tokens=True) for part in (ids[:first], ids[first:])))
+    distinct = [table for number, table in enumerate(tables) if not number or table != tables[number - 1]]
+    if len(distinct) != len(main.logs):
+        yield Difference("table", "number of tables", [len(main.logs)], [len(distinct)], math.inf, 0.0)
+    for shown, answers, _ in distinct:
         pairs = [*zip(shown, answers, strict=False)]
         wrong = [pair for pair in pairs if pair not in known]
         if wrong or not pairs or len(shown) != len(answers):

@@ -1,6 +1,6 @@
-"""Pairs of completions to train on, and the token ids that they must become, by documentation alone.
+"""Pairs of completions to train on, and the token ids that documentation makes of them.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["as_dataset", "conversation", "dataset", "pairs", "parts", "sequences", "tokenizer", "with_images"]
 
 _OTHER = "<unk>"
-"""A token that no word is: it begins rejected completions where the prompt is implicit, since all words begin with the
-same letter, which would be the prompt's; and a tokenizer that adds a beginning of sequence adds it."""
+"""A token that is no word. It begins rejected completions where the prompt is implicit: all words begin with the same
+letter, which would otherwise belong to the shared prompt. A tokenizer that adds a beginning of sequence adds it too."""
 _ROUNDS = {"turns": 2}
 _TOOLS = [{"type": "function", "function": {"name": "w61", "parameters": {"type": "object", "properties": {}}}}]
 _TEMPLATE = "{% for message in messages %}{{ message['content'] + ' ' + eos_token + ' ' }}{% endfor %}"
@@ -34,54 +34,56 @@ _TEMPLATES = {
     "behind_end": _TEMPLATE.replace("eos_token + ' '", "eos_token + ' w58 '"),
     "thought": _TEMPLATE + f"{{% if add_generation_prompt %}}{{{{ 'w59 {_OTHER} ' }}}}{{% endif %}}",
 }
-"""With a beginning of sequence of its own; with a token that asks for an answer, which stands before each answer; and,
-as Llama's, with instructions where it is given a list of tools, an empty one too; with a token that an argument of
-the template's asks for; as ChatML's, with a word, there a new line, behind each end; and, as DeepSeek-R1's, with two
-tokens that ask for an answer, only the first of which stands before an answer that is there."""
+"""Chat templates. ``bos`` writes a beginning of sequence; ``generation`` a token that asks for an answer, also in front
+of each answer; ``tools``, like Llama's, instructions where it gets a list of tools, even an empty one; ``switch`` a
+token that one of its arguments asks for; ``behind_end`` a word after each end, as ChatML writes a new line;
+``thought``, like DeepSeek-R1's, two tokens that ask for an answer, of which only the first stands in front of one."""
 _OF_TEMPLATE: Mapping[str, Mapping[str, Any]] = {
     "tools": {"tools": _TOOLS},
     "template_kwargs": {"chat_template_kwargs": {"w60": True}},
 }
-"""Columns whose values the chat template is given, by the kind of data that has them."""
+"""Columns whose values are passed to the chat template, by the kind of data that has them."""
 CONVERSATIONAL = ("conversational", "conversational_implicit", "turns", "thought", *_OF_TEMPLATE)
 
 
 def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     """The processing class.
 
-    ``no_padding``: without a pad token; ``eos_padding``: it is the end of sequence; ``bos``: it adds a token before
-    each text; ``other_zero``: the pad token is not the one whose id is 0.
+    ``no_padding``: it has no pad token; ``eos_padding``: its pad token is the end of sequence; ``bos``: it adds a token
+    in front of each text; ``other_zero``: its pad token is not the one whose id is 0.
     """
     from tokenizers.processors import TemplateProcessing
 
     if setting.get("images"):
         model = images.vision_model(model)
-    found = copy.deepcopy(model.tokenizer)
-    wanted = setting.get("tokenizer")
-    if wanted == "no_padding":
-        found.pad_token = None
-    elif wanted == "eos_padding":
-        found.pad_token = found.eos_token
-    elif wanted == "other_zero":
-        found.pad_token = _OTHER
-    elif wanted == "bos":
-        found.bos_token = _OTHER
-        added = [(_OTHER, found.convert_tokens_to_ids(_OTHER))]
-        found.backend_tokenizer.post_processor = TemplateProcessing(single=f"{_OTHER} $A", special_tokens=added)
+    processing_class = copy.deepcopy(model.tokenizer)
+    kind = setting.get("tokenizer")
+    if kind == "no_padding":
+        processing_class.pad_token = None
+    elif kind == "eos_padding":
+        processing_class.pad_token = processing_class.eos_token
+    elif kind == "other_zero":
+        processing_class.pad_token = _OTHER
+    elif kind == "bos":
+        processing_class.bos_token = _OTHER
+        added = [(_OTHER, processing_class.convert_tokens_to_ids(_OTHER))]
+        processing_class.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{_OTHER} $A", special_tokens=added
+        )
     implied = {"tools": "tools", "template_kwargs": "switch"}
     template = setting.get("template") or implied.get(str(setting.get("data")), "")
     if template:
-        found.chat_template = _TEMPLATES[template]
-        if template in ("generation", "thought"):  # an answer that is there has the same token before it
+        processing_class.chat_template = _TEMPLATES[template]
+        if template in ("generation", "thought"):  # the same token in front of an answer
             answer = "{% if message['role'] == 'assistant' %}{{ 'w59 ' }}{% endif %}"
-            found.chat_template = found.chat_template.replace(
+            processing_class.chat_template = processing_class.chat_template.replace(
                 "{% for message in messages %}", "{% for message in messages %}" + answer
             )
     if not setting.get("images"):
-        return found
+        return processing_class
     if template:
-        found.chat_template = found.chat_template.replace("message['content']", images.CONTENT)
-    return images.processor(model, setting, found)
+        processing_class.chat_template = processing_class.chat_template.replace("message['content']", images.CONTENT)
+    return images.processor(model, setting, processing_class)
 
 
 def pairs(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> list[dict[str, Any]]:
@@ -89,14 +91,14 @@ def pairs(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) ->
     counts = {"training": "pairs", "evaluation": "pairs_of_evaluation"}
     defaults = {"training": 16, "evaluation": 8}
     chosen = random.Random(f"{seed} {part}")
-    found = []
+    rows = []
     for _ in range(int(setting.get(counts[part], defaults[part]))):
 
         def text(least: int, most: int) -> str:
             return " ".join(f"w{chosen.randrange(model.words - 8)}" for _ in range(chosen.randint(least, most)))
 
-        found.append(_row(setting, text))
-    return found
+        rows.append(_row(setting, text))
+    return rows
 
 
 def _row(setting: Mapping[str, Any], text: Any) -> dict[str, Any]:
@@ -105,15 +107,15 @@ def _row(setting: Mapping[str, Any], text: Any) -> dict[str, Any]:
     if kind == "thought":
         better = f"{_OTHER} {better}"
     if kind in CONVERSATIONAL or setting.get("images"):
-        asked = [{"role": "user", "content": prompt}]
+        messages = [{"role": "user", "content": prompt}]
         for _ in range(_ROUNDS.get(kind, 1) - 1):
-            asked += [{"role": "assistant", "content": text(2, 3)}, {"role": "user", "content": text(2, 3)}]
-        answers = [[{"role": "assistant", "content": each}] for each in (better, worse)]
+            messages += [{"role": "assistant", "content": text(2, 3)}, {"role": "user", "content": text(2, 3)}]
+        answers = [[{"role": "assistant", "content": answer}] for answer in (better, worse)]
         if kind == "conversational_implicit":
-            return {"chosen": asked + answers[0], "rejected": asked + answers[1]}
-        row: dict[str, Any] = {"prompt": asked, "chosen": answers[0], "rejected": answers[1]}
+            return {"chosen": messages + answers[0], "rejected": messages + answers[1]}
+        row: dict[str, Any] = {"prompt": messages, "chosen": answers[0], "rejected": answers[1]}
         if setting.get("images") == "placeholders":
-            return {name: images.structured(each) for name, each in row.items()}
+            return {name: images.structured(messages) for name, messages in row.items()}
         return {**row, **_OF_TEMPLATE.get(kind, {})}
     if kind == "implicit":
         return {"chosen": f"{prompt} {better}", "rejected": f"{prompt} {_OTHER} {worse}"}
@@ -128,43 +130,46 @@ def _row(setting: Mapping[str, Any], text: Any) -> dict[str, Any]:
 
 def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
     """The rows as a dataset."""
-    found = as_dataset(pairs(model, setting, seed, part), setting)
-    return images.added(found, setting, seed, part) if setting.get("images") else found
+    rows = as_dataset(pairs(model, setting, seed, part), setting)
+    return images.added(rows, setting, seed, part) if setting.get("images") else rows
 
 
 def with_images(
     model: TinyModel, setting: Mapping[str, Any], seed: int, part: str, limits: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The rows that pairs whose prompts have images must become, as the processor makes them.
+    """The rows that pairs with images in their prompts must become, as the processor makes them.
 
     Args:
         limits: of :func:`~pytest_trlcompat.reference.preference_row`.
     """
     from pytest_trlcompat import reference
 
-    words, found = tokenizer(model, setting), []
+    processing_class, rows = tokenizer(model, setting), []
     for number, row in enumerate(pairs(model, setting, seed, part)):
         pictures = images.images_of(setting, seed, part, number)
-        asked, inputs = images.processed(words, row["prompt"], pictures, add_generation_prompt=True)
-        wholes = [images.processed(words, [*row["prompt"], *row[name]], pictures)[0] for name in ("chosen", "rejected")]
-        made: dict[str, Any] = reference.preference_row(*_apart(asked, wholes), **limits)
+        prompt_ids, inputs = images.processed(processing_class, row["prompt"], pictures, add_generation_prompt=True)
+        wholes = [
+            images.processed(processing_class, [*row["prompt"], *row[name]], pictures)[0]
+            for name in ("chosen", "rejected")
+        ]
+        expected: dict[str, Any] = reference.preference_row(*_apart(prompt_ids, wholes), **limits)
         digests = images.digests(inputs)
-        found.append({**made, "chosen_images": digests, "rejected_images": digests} if digests else made)
-    return found
+        rows.append({**expected, "chosen_images": digests, "rejected_images": digests} if digests else expected)
+    return rows
 
 
 def as_dataset(rows: list[dict[str, Any]], setting: Mapping[str, Any]) -> Any:
-    """A dataset in memory, ``iterable``, or ``stored`` in a folder, from which it was loaded."""
+    """A dataset in memory, ``iterable``, or ``stored`` in a folder and loaded from there."""
     from datasets import Dataset, load_from_disk
 
-    found: Any = Dataset.from_list(rows)
+    in_memory: Any = Dataset.from_list(rows)
     if setting.get("data") == "stored":
-        return load_from_disk(_stored(found))
-    return found.to_iterable_dataset() if setting.get("data") == "iterable" else found
+        return load_from_disk(_stored(in_memory))
+    return in_memory.to_iterable_dataset() if setting.get("data") == "iterable" else in_memory
 
 
 def _stored(rows: Any) -> str:
-    """The folder that rows are saved in: one for all ranks, as where a user has saved them before."""
+    """Save rows into one folder for all ranks, as a user would have done before, and return it."""
     from accelerate import PartialState
     from accelerate.utils import broadcast_object_list
 
@@ -177,60 +182,64 @@ def _stored(rows: Any) -> str:
 
 
 def parts(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """The prompt of a pair, given or what both completions begin with, and the completions, the chosen one first."""
+    """The prompt of a pair, explicit or the shared beginning, and the completions, the chosen one first."""
     from pytest_trlcompat import reference
 
     if "prompt" in row:
         return row["prompt"], row["chosen"], row["rejected"]
     split: Any = reference.common_prompt if isinstance(row["chosen"], str) else reference.shared_messages
-    found: tuple[Any, Any, Any] = split(row["chosen"], row["rejected"])
-    return found
+    prompt_and_completions: tuple[Any, Any, Any] = split(row["chosen"], row["rejected"])
+    return prompt_and_completions
 
 
-def sequences(words: Any, row: Mapping[str, Any], undecided: reference.PreferenceUndecided) -> tuple[list[int], ...]:
+def sequences(
+    processing_class: Any, row: Mapping[str, Any], undecided: reference.PreferenceUndecided
+) -> tuple[list[int], ...]:
     """Token ids of prompt, chosen and rejected completion.
 
     A text has the special tokens that its tokenizer adds, and ends with an end of sequence; a conversation has those of
     the chat template alone.
 
     Args:
-        words: of :func:`tokenizer`.
+        processing_class: of :func:`tokenizer`.
         row: of :func:`pairs`.
-        undecided: see ``text_end`` and ``text_start``.
+        undecided: ``text_end`` and ``text_start`` are used.
     """
     prompt, *completions = parts(row)
     if isinstance(prompt, str):
-        asked = words(prompt, add_special_tokens=undecided.text_start)["input_ids"]
-        answers = [words(each, add_special_tokens=False)["input_ids"] for each in completions]
-        end = [words.eos_token_id]
+        prompt_ids = processing_class(prompt, add_special_tokens=undecided.text_start)["input_ids"]
+        answers = [processing_class(completion, add_special_tokens=False)["input_ids"] for completion in completions]
+        end = [processing_class.eos_token_id]
         always = undecided.text_end == "always"
-        return asked, *([*each, *end] if always or each[-1:] != end else each for each in answers)
-    return conversation(words, prompt, completions, row)
+        return prompt_ids, *([*answer, *end] if always or answer[-1:] != end else answer for answer in answers)
+    return conversation(processing_class, prompt, completions, row)
 
 
-def conversation(words: Any, prompt: Any, completions: Sequence[Any], row: Mapping[str, Any]) -> tuple[list[int], ...]:
+def conversation(
+    processing_class: Any, prompt: Any, completions: Sequence[Any], row: Mapping[str, Any]
+) -> tuple[list[int], ...]:
     """Token ids of a prompt and of each of its completions, all of them messages, as the chat template makes them.
 
-    Each conversation is what the template makes of the whole, and its prompt what all begin with: a template may ask
-    for an answer with tokens that stand before no answer, or before some.
+    The template writes each whole conversation; the prompt is what all of them begin with. A template may ask for an
+    answer with tokens that it writes in front of no answer, or of some.
 
     Args:
-        row: whose other columns may be arguments of the template.
+        row: its other columns may be arguments of the template.
     """
-    given = {"tools": row["tools"]} if row.get("tools") else {}
-    given |= row.get("chat_template_kwargs") or {}
+    template_arguments = {"tools": row["tools"]} if row.get("tools") else {}
+    template_arguments |= row.get("chat_template_kwargs") or {}
 
     def rendered(messages: Sequence[Any], **how: Any) -> list[int]:
-        text = words.apply_chat_template(messages, tokenize=False, **how, **given)
-        found: list[int] = words(text, add_special_tokens=False)["input_ids"]
-        return found
+        text = processing_class.apply_chat_template(messages, tokenize=False, **how, **template_arguments)
+        ids: list[int] = processing_class(text, add_special_tokens=False)["input_ids"]
+        return ids
 
-    asked = rendered(prompt, add_generation_prompt=True)
-    return _apart(asked, [rendered([*prompt, *each]) for each in completions])
+    prompt_ids = rendered(prompt, add_generation_prompt=True)
+    return _apart(prompt_ids, [rendered([*prompt, *completion]) for completion in completions])
 
 
-def _apart(asked: Sequence[int], wholes: Sequence[Sequence[int]]) -> tuple[list[int], ...]:
-    """What all begin with, and what is left of each whole."""
-    shared = itertools.takewhile(lambda tokens: len({*tokens}) == 1, zip(asked, *wholes, strict=False))
+def _apart(prompt_ids: Sequence[int], wholes: Sequence[Sequence[int]]) -> tuple[list[int], ...]:
+    """The tokens with which all begin, and the rest of each whole."""
+    shared = itertools.takewhile(lambda tokens: len({*tokens}) == 1, zip(prompt_ids, *wholes, strict=False))
     prompt = [tokens[0] for tokens in shared]
-    return prompt, *(list(each[len(prompt) :]) for each in wholes)
+    return prompt, *(list(whole[len(prompt) :]) for whole in wholes)

@@ -1,6 +1,6 @@
 """The adapter of the legacy RLOO.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations

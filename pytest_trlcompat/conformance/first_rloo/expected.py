@@ -1,6 +1,6 @@
-"""What a recorded training of the legacy RLOO must give, computed by the reference from the same queries and responses.
+"""Compute with the reference what a training of the legacy RLOO must give, from the same queries and responses.
 
-Runs inside a rank, or wherever torch is; imports nothing else of the stack.
+Runs inside a rank, or wherever torch is.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["Untrained", "computed"]
 
 @dataclass(frozen=True)
 class Untrained:
-    """What there was before the training.
+    """The models as they were before the training.
 
     Attributes:
-        reward_model: with one label, or ``None``.
-        reward_function: in its place, the score of a query and the part of its response that is kept, as token ids.
+        reward_model: a classifier with one label, or ``None``.
+        reward_function: in its place; gives the score of the token ids of a query and the kept part of its response.
     """
 
     policy: torch.nn.Module
@@ -53,11 +53,11 @@ def computed(
 
     settings = settings_of(recordings, conventions, reference.FirstRLOOSettings, reference.FirstRLOOUndecided)
     batches = episodes(recordings)
-    for number, each in enumerate(batches):
-        _check_groups(number, each, settings)
+    for number, batch in enumerate(batches):
+        _check_groups(number, batch, settings)
     function = models.reward_function
     if function is not None:
-        batches = [_scored(each, function, settings.stop_token_id) for each in batches]
+        batches = [_scored(batch, function, settings.stop_token_id) for batch in batches]
     return reference.first_rloo_train(
         models.policy.eval(),
         batches,
@@ -69,23 +69,23 @@ def computed(
 
 
 def _check_groups(number: int, batch: reference.Episodes, settings: reference.FirstRLOOSettings) -> None:
-    """Whether each rank has first one response to every prompt, then another one to every prompt, and so on."""
+    """Check that each rank has first one response to every prompt, then another one to every prompt, and so on."""
     size = len(batch.queries) // settings.world_size
     for start in range(0, len(batch.queries), size):
-        own = [list(query) for query in batch.queries[start : start + size]]
-        prompts = own[: size // settings.rloo_k]
-        if own != prompts * settings.rloo_k:
+        queries = [list(query) for query in batch.queries[start : start + size]]
+        prompts = queries[: size // settings.rloo_k]
+        if queries != prompts * settings.rloo_k:
             raise StepCountMismatch(
-                f"batch {number}: its queries are not {settings.rloo_k} times the same prompts: {own}"
+                f"batch {number}: its queries are not {settings.rloo_k} times the same prompts: {queries}"
             )
 
 
 def _scored(
     batch: reference.Episodes, function: Callable[[Sequence[int]], float], stop_token_id: int | None
 ) -> reference.Episodes:
-    """With the scores of responses that end with their first stop token."""
-    kept = [_until(response, stop_token_id) for response in batch.responses]
-    pairs = zip(batch.queries, kept, strict=True)
+    """The batch with scores of responses up to their first stop token."""
+    responses = [_until(response, stop_token_id) for response in batch.responses]
+    pairs = zip(batch.queries, responses, strict=True)
     return replace(batch, scores=[function([*query, *response]) for query, response in pairs])
 
 

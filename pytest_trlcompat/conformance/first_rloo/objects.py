@@ -1,7 +1,4 @@
-"""Trainers of the legacy RLOO, of TRL until 0.21, on tiny models. Runs inside the ranks.
-
-Imports the stack only inside functions.
-"""
+"""Trainers of the legacy RLOO, which TRL has until 0.21, on tiny models. Runs inside the ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ def absence() -> str:
 
 
 def trainer_class(subject: str) -> Any:
-    """TRL's RLOO trainer, which ``trl`` itself has from 0.11 on, or with its cures."""
+    """TRL's RLOO trainer, which ``trl`` itself exports from 0.11 on, or the same with its cures."""
     from trl.trainer.rloo_trainer import RLOOTrainer
 
     from pytest_trlcompat import trainers
@@ -37,14 +34,14 @@ def trainer_class(subject: str) -> Any:
 
 
 def config_class() -> Any:
-    """TRL's configuration of it, which can be made after that of GRPO was imported, too.
+    """TRL's configuration of it, changed so that it can be made after GRPO's configuration was imported.
 
-    ``RLOOConfig`` cannot where TRL enters GRPO's ``model_init_kwargs`` into a list that all configurations share, see
-    ``ppo-config-after-grpo``, which is another matter.
+    ``RLOOConfig`` itself cannot, where TRL enters GRPO's ``model_init_kwargs`` into a list that all configurations
+    share. That is the known issue ``ppo-config-after-grpo``, and is not tried here.
     """
     from trl.trainer.rloo_config import RLOOConfig
 
-    if _CONFIG not in globals():  # where those who unpickle a checkpoint's arguments find it
+    if _CONFIG not in globals():  # a module attribute, so that the arguments of a checkpoint can be unpickled
         globals()[_CONFIG] = type(_CONFIG, (RLOOConfig,), {"model_init_kwargs": None})
     return globals()[_CONFIG]
 
@@ -60,11 +57,11 @@ def build_trainer(subject: str, model: TinyModel, arguments: Mapping[str, Any], 
     """An RLOO trainer on fresh tiny models.
 
     Args:
-        arguments: of the trainer by TRL's newest names, in place of those that it is given here.
+        arguments: of the trainer by TRL's newest names, in place of the default ones.
         settings: of its configuration; those that the release does not know are left out.
     """
     models = ppo.load_models(model)  # before the configuration
-    given = {
+    trainer_arguments = {
         "config": ppo.config(config_class(), **settings),
         "processing_class": model.tokenizer,
         "policy": models.model,
@@ -74,4 +71,4 @@ def build_trainer(subject: str, model: TinyModel, arguments: Mapping[str, Any], 
         **arguments,
     }
     chosen = trainer_class(subject)
-    return chosen(**renamed(trainer_class("upstream"), given))
+    return chosen(**renamed(trainer_class("upstream"), trainer_arguments))

@@ -1,4 +1,4 @@
-"""The quantities of a training of the legacy RLOO, in the order in which its steps make them.
+"""The quantities of a training of the legacy RLOO, in the order in which its steps compute them.
 
 Runs inside a rank, or wherever torch is.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["BY_BATCH", "BY_MICRO_BATCH", "expected_quantities", "recorded_quantities"]
 
 BY_BATCH = ("mask", "logprobs", "reference_logprobs", "scores", "kl", "rewards", "baselines", "advantages")
-"""What a recording has of each batch."""
+"""Quantities of each batch."""
 BY_MICRO_BATCH = ("ratios", "losses")
 
 
@@ -31,48 +31,50 @@ def expected_quantities(
     epoch: float | None,
     saved_each: int = 0,
 ) -> Iterator[Quantity]:
-    """Everything that a recording can show, in the order in which steps make it.
+    """Everything that a recording can show, in the order in which steps compute it.
 
     Args:
-        saved_each: after how many batches, each of one update, there is a checkpoint; 0 for none, or where a batch has
-            several updates: which of them is a step is not documented.
-        epoch: which part of the dataset's prompts a batch has, ``rloo_k`` rows each; ``None``: it is not compared.
+        saved_each: number of batches, each of one update, between checkpoints; 0 without checkpoints, or where a batch
+            has several updates: it is not documented which of them is a step.
+        epoch: the part of the dataset's prompts in a batch, with ``rloo_k`` rows for each; ``None``: not compared.
         documented_rows: of a batch on one rank, "``per_device_train_batch_size`` * ``gradient_accumulation_steps``".
     """
     import torch
 
     yield Quantity("data[rows of a batch]", "training", torch.tensor([float(documented_rows)]))
     for batch, step in enumerate(steps):
-        made, place = step.experience, f"batch {batch}"
-        mask, credit = made.tokens.completion_mask, made.credit
+        experience, place = step.experience, f"batch {batch}"
+        mask, credit = experience.tokens.completion_mask, experience.credit
         yield Quantity("mask", place, mask.double(), torch.ones_like(mask))
-        yield Quantity("logprobs", place, made.logprobs, mask)
-        yield Quantity("reference_logprobs", place, made.reference_logprobs, mask)
-        yield Quantity("scores", place, made.scores)
-        yield Quantity("kl", place, made.kl, mask)
+        yield Quantity("logprobs", place, experience.logprobs, mask)
+        yield Quantity("reference_logprobs", place, experience.reference_logprobs, mask)
+        yield Quantity("scores", place, experience.scores)
+        yield Quantity("kl", place, experience.kl, mask)
         yield Quantity("rewards", place, credit.rewards)
         yield Quantity("baselines", place, credit.baselines)
         yield Quantity("advantages", place, credit.advantages)
         yield from expected_steps(step.optimizer_steps, place, BY_MICRO_BATCH)
-        if logging_steps == 1:  # what a line says of several batches is not documented
+        if logging_steps == 1:  # it is not documented what a line says of several batches
             if epoch is not None:
                 yield Quantity("logs[epoch]", place, torch.tensor([(batch + 1) * epoch], dtype=torch.float64))
             for name, value in step.logs.items():
-                # Losses are negative advantages at first, whose sum is 0 but for rounding.
+                # At first losses are negative advantages, whose sum is 0 up to rounding.
                 rounding = _largest_loss(step) * FLOOR if name == "loss/policy_avg" else 0.0
                 yield Quantity(f"logs[{name}]", place, torch.tensor([value], dtype=torch.float64), rounding=rounding)
-    if saved_each:  # whether there is one at the end as well is not compared: not all of Transformers' releases do
+    if saved_each:  # one at the end is not compared: not all releases of Transformers save it
         places = [float(step) for step in range(1, len(steps)) if step % saved_each == 0]
         yield Quantity("checkpoints", "training", torch.tensor(places))
     yield Quantity("logs[number of lines]", "training", torch.tensor([float(len(steps) // logging_steps)]))
 
 
 def _largest_loss(step: reference.FirstRLOOStep) -> float:
-    return max(float(one.losses.abs().max()) for each in step.optimizer_steps for one in each.micro_batches)
+    return max(
+        float(micro_batch.losses.abs().max()) for update in step.optimizer_steps for micro_batch in update.micro_batches
+    )
 
 
 def recorded_quantities(recordings: Sequence[OnPolicyRecording]) -> dict[tuple[str, str], torch.Tensor]:
-    """The same of a recording, by stage and place."""
+    """The same quantities of a recording, by stage and place."""
     import torch
 
     rows = float(recordings[0].arguments["local_batch_size"])

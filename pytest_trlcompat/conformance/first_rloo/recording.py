@@ -1,8 +1,8 @@
-"""A short training of the legacy RLOO with a setting, and everything of it that the reference computes too.
+"""Train briefly with the legacy RLOO and a setting, and record everything that the reference computes too.
 
-Runs inside a rank; imports the stack only inside functions. What a trainer does not show from outside is read where it
-passes by: scores as the reward model gives them, and local variables of TRL's training loop from its stack frame at
-each backward pass; the rest as :mod:`~pytest_trlcompat.conformance.on_policy.recording` says.
+Runs inside a rank. Scores are recorded as the reward model returns them; local variables of TRL's training loop are
+read from its stack frame at each backward pass; the rest is recorded as
+:mod:`~pytest_trlcompat.conformance.on_policy.recording` says.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["AXES", "record", "unknown"]
 LEARNING_RATE = 0.002
 """Of SGD; less than PPO's, since a gradient is that of whole completions."""
 AXES = ("reward_function", "given")
-"""What a setting may have beside fields of the config: a function in place of the reward model; ``given="collator"``: a
-collator of the user's own."""
+"""What a setting may have in addition to fields of the config: a function in place of the reward model;
+``given="collator"``: a collator of the user's own."""
 
 
 def unknown(setting: Mapping[str, Any]) -> list[str]:
@@ -45,11 +45,11 @@ def record(
     """Train.
 
     Args:
-        setting: fields of the config, and :data:`AXES`; ``stop_token="none"`` stands for none.
+        setting: fields of the config, and :data:`AXES`; ``stop_token="none"`` means none.
         seed: of queries and responses.
 
     Returns:
-        What was recorded, and what there was before.
+        The recording, and the models as they were before.
     """
     values = on_policy.arguments_of({"learning_rate": LEARNING_RATE, **setting})
     on_policy.seeded()
@@ -75,65 +75,65 @@ def record(
         reference_model=copy.deepcopy(trainer.ref_policy).cpu(),
         reward_function=of_ids if is_function else None,
     )
-    found = on_policy.recording(trainer)
+    recording = on_policy.recording(trainer)
     with (
-        on_policy.fixed_responses(model.words, found, seed),
-        _watched_scores(trainer, found),
-        _watched_loop(trainer, found),
-        on_policy.watched_training(trainer, trained, found),
+        on_policy.fixed_responses(model.words, recording, seed),
+        _watched_scores(trainer, recording),
+        _watched_loop(trainer, recording),
+        on_policy.watched_training(trainer, trained, recording),
         on_policy.few_objects(),
     ):
         trainer.train()
-    found.logs = logged(trainer)
-    found.collated = sum(collated) if is_collated else None
-    found.prompts = prompts
-    return found, before
+    recording.logs = logged(trainer)
+    recording.collated = sum(collated) if is_collated else None
+    recording.prompts = prompts
+    return recording, before
 
 
 def _score(text: str) -> float:
-    """A number that depends on each word and its place: of a query and its response, without special tokens.
+    """A score of a query and its response, without special tokens; it depends on each word and its place.
 
-    Documented is no more than that a function takes texts and returns numbers.
+    Documentation says only that a function takes texts and returns numbers.
     """
     return sum((place * int(word[1:])) % 11 for place, word in enumerate(text.split(), 1)) / 11
 
 
 def _scores(texts: Sequence[str]) -> list[float]:
-    return [_score(each) for each in texts]
+    return [_score(text) for text in texts]
 
 
 @contextlib.contextmanager
-def _watched_scores(trainer: Any, found: OnPolicyRecording) -> Iterator[None]:
-    """Keep what the reward model gives, or the function in its place, before penalties."""
+def _watched_scores(trainer: Any, recording: OnPolicyRecording) -> Iterator[None]:
+    """Record the scores of the reward model, or of the function in its place, before penalties."""
     from unittest import mock
 
     import torch
     from trl.trainer import rloo_trainer
 
-    get_reward, given = rloo_trainer.get_reward, trainer.reward_model
+    get_reward, reward_model = rloo_trainer.get_reward, trainer.reward_model
 
     def reward(model: Any, ids: torch.Tensor, pad: int, context_length: int) -> Any:
         numbers = get_reward(model, ids, pad, context_length)
-        found.see("scores", numbers[1].reshape(-1))
+        recording.see("scores", numbers[1].reshape(-1))
         return numbers
 
     def scores(texts: Sequence[str]) -> list[float]:
-        numbers = given(texts)
-        found.see("scores", torch.tensor(numbers))
+        numbers = reward_model(texts)
+        recording.see("scores", torch.tensor(numbers))
         return numbers
 
     with mock.patch.object(rloo_trainer, "get_reward", reward), contextlib.ExitStack() as stack:
-        if not isinstance(given, torch.nn.Module):
+        if not isinstance(reward_model, torch.nn.Module):
             stack.enter_context(mock.patch.object(trainer, "reward_model", scores))
         yield
 
 
 @contextlib.contextmanager
-def _watched_loop(trainer: Any, found: OnPolicyRecording) -> Iterator[None]:
-    """Keep what is local to the loop at each backward pass: of each batch once, and of each micro-batch; and when there
-    is a checkpoint.
+def _watched_loop(trainer: Any, recording: OnPolicyRecording) -> Iterator[None]:
+    """Record local variables of the loop at each backward pass, once for each batch and for each micro-batch, and when
+    there is a checkpoint.
 
-    All releases call these the same; with other names for them, there is nothing to compare, and it fails.
+    All releases have the same names for them; with other names this fails, since there would be nothing to compare.
     """
     from unittest import mock
 
@@ -141,7 +141,7 @@ def _watched_loop(trainer: Any, found: OnPolicyRecording) -> Iterator[None]:
 
     def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         local = sys._getframe(1).f_locals
-        if found.of_batch("advantages", found.batch) is None:
+        if recording.of_batch("advantages", recording.batch) is None:
             of_batch = {
                 "mask": ~local["padding_mask"],
                 "logprobs": local["logprobs"],
@@ -152,15 +152,15 @@ def _watched_loop(trainer: Any, found: OnPolicyRecording) -> Iterator[None]:
                 "advantages": local["advantages"],
             }
             for name in set(BY_BATCH) & set(of_batch):
-                found.see(name, of_batch[name])
+                recording.see(name, of_batch[name])
         for name, values in zip(BY_MICRO_BATCH, (local["ratio"], local["pg_loss_max"]), strict=True):
-            found.see(name, values)
+            recording.see(name, values)
         backward(loss, *args, **kwargs)
 
     save = trainer._save_checkpoint
 
     def saved(*args: Any, **kwargs: Any) -> None:
-        found.checkpoints.append(found.batch + 1)
+        recording.checkpoints.append(recording.batch + 1)
         save(*args, **kwargs)
 
     with (

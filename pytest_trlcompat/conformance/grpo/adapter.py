@@ -1,6 +1,6 @@
-"""The adapters of trainers that train on sampled completions: GRPO's, and by inheritance RLOO's.
+"""The adapter of trainers that train on sampled completions: GRPO's, from which RLOO's derives.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["ADAPTER", "SamplingAdapter"]
 class SamplingAdapter(TrainerAdapter):
     """
     Attributes:
-        method: which names TRL and the reference have for the trainer.
+        method: the names that TRL and the reference have for the trainer.
     """
 
     mismatch_stage: ClassVar[str] = "sampling"
@@ -61,23 +61,36 @@ class SamplingAdapter(TrainerAdapter):
         policy, reference_model = objects.untrained(model, setting)
         rewards = objects.rewards_of_reference(model, setting)
         data = objects.data_of(model, setting, seed, 1)
-        words = objects.tokenizer(model, setting) if data.images is not None else model.tokenizer
+        processing_class = objects.tokenizer(model, setting) if data.images is not None else model.tokenizer
         inputs: dict[tuple[int, ...], Mapping[str, torch.Tensor]] = {}
         for part in ("training", "evaluation"):
             inputs |= objects.inputs_asked(model, data, setting, part)
-        never = (words.tokenizer.convert_tokens_to_ids(images.IMAGE_TOKEN),) if data.images is not None else ()
+        never = (
+            (processing_class.tokenizer.convert_tokens_to_ids(images.IMAGE_TOKEN),) if data.images is not None else ()
+        )
 
         def computed(
             policy: torch.nn.Module, reference_model: torch.nn.Module, padded: bool = False
         ) -> expected.ExpectedTraining:
             return expected.computed(
-                *(recordings, policy, words, rewards, known, data.ends, reference_model, padded, self.method),
+                *(
+                    recordings,
+                    policy,
+                    processing_class,
+                    rewards,
+                    known,
+                    data.ends,
+                    reference_model,
+                    padded,
+                    self.method,
+                ),
                 *(inputs, never),
             )
 
         def neighbours() -> list[expected.ExpectedTraining]:
-            # Tokens with the same prefix have the same entropy, and which of them top_entropy_quantile takes, rounding
-            # decides: changed weights leave them equal, another order of sums does not.
+            # Tokens with the same prefix have the same entropy, so that rounding decides which of them
+            # top_entropy_quantile takes. Changed weights leave them equal; the other order of sums of padded rows does
+            # not, so it is part of what is measured.
             changed = comparison.neighbours(policy, reference_model)
             return [computed(policy, reference_model, padded=True) for policy, reference_model in changed]
 

@@ -1,6 +1,6 @@
-"""The axes of a setting, and the config that it makes with the installed release of TRL.
+"""The axes of a setting, and the config of a setting with the installed release of TRL.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = [
 ]
 
 ROWS = 8
-"""Completions of a micro-batch over all ranks."""
+"""Completions in a micro-batch, over all ranks."""
 GENERATIONS = 2
-"""How many times completions are sampled at least."""
+"""How many generations a training has at least."""
 AXES: Mapping[str, tuple[Any, ...]] = {
     "data": ("plain", "conversational", "assistant_last", "iterable", "list", "none", "texts"),
     "prompts": (24, 5, 16),
@@ -69,7 +69,7 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "images": images.AXIS,
     "liger": liger.AXIS,
 }
-"""What is chosen beside the fields of a config, with the default first; :mod:`~.objects` says what each means."""
+"""What a setting may have in addition to fields of the config; the default is first. :mod:`~.objects` explains them."""
 _SINCE = {
     ("rewards", "sometimes"): "trl>=0.16",
     ("rewards", "nowhere"): "trl>=0.16",
@@ -81,7 +81,7 @@ _SINCE = {
     ("model", "llava"): "trl>=0.20",
     ("images", "image"): "trl>=0.20",
     ("images", "unused"): "trl>=0.20",
-    **{("images", each): "trl>=0.24" for each in ("images", "two", "mixed", "sometimes", "placeholders")},
+    **{("images", kind): "trl>=0.24" for kind in ("images", "two", "mixed", "sometimes", "placeholders")},
     ("adapter", "peft_parameters"): "peft>=0.17 transformers>=5",
     ("adapter", "trained_tokens"): "peft>=0.15",
     ("tools", "calls"): "trl>=0.26 transformers>=5",
@@ -90,30 +90,34 @@ _SINCE = {
     ("tools", "environments"): "trl>=1.8 transformers>=5.2",
     ("liger", "loss"): liger.GRPO_LOSS,
     **architectures.SINCE,
-    **{("refused", each): f"trl>={each}" for each in AXES["refused"] if str(each)[0].isdigit()},
+    **{("refused", release): f"trl>={release}" for release in AXES["refused"] if str(release)[0].isdigit()},
 }
-"""Releases that have, or whose documentation has, a value of an axis first. A value of ``refused`` that is a release is
-documented from that one on, and nothing wrong follows before."""
+"""The releases that have or document a value of an axis, as requirements. Where ``refused`` is a release, the refusal
+is documented from that release on; before, the setting does no harm."""
 _CHOICES = ("importance_sampling_level", "loss_type", "multi_objective_aggregation", "scale_rewards")
-"""Fields whose values grew in number from release to release."""
+"""Fields that got more values from release to release."""
 BASE: Mapping[str, Any] = {**PLAIN, "num_generations": 4, "temperature": 1.0, "max_completion_length": 5}
 
 
 def is_known(trl: Any, name: str, value: Any, method: Method = GRPO) -> bool:
-    """Whether the release has the field, and, of a choice among names, whether its documentation has this one.
+    """Whether the release has the field and, where its value is one of several names, documents this name.
 
     Args:
-        name: of a field, or of one of :data:`AXES`.
+        name: of a field, or one of :data:`AXES`.
     """
     if name in AXES:
         stated = _SINCE.get((name, value), "trl")
         if method is RLOO and name == "images" and value:
             stated = "trl>=0.24"
-        since = (Requirement(each) for each in stated.split())
+        since = (Requirement(text) for text in stated.split())
         # A commit between two releases is a pre-release of the later one.
-        return all(each.specifier.contains(metadata.version(each.name), prereleases=True) for each in since)
+        return all(
+            requirement.specifier.contains(metadata.version(requirement.name), prereleases=True)
+            for requirement in since
+        )
     described = {
-        each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(getattr(trl, method.config_class))
+        field.name: str(field.metadata.get("help", ""))
+        for field in dataclasses.fields(getattr(trl, method.config_class))
     }
     if name in _CHOICES and isinstance(value, str):
         return re.search(f"['\"`]{re.escape(value)}['\"`]", described.get(name, "")) is not None
@@ -121,7 +125,7 @@ def is_known(trl: Any, name: str, value: Any, method: Method = GRPO) -> bool:
 
 
 def lacking(setting: Mapping[str, Any]) -> str:
-    """What is not installed here that a setting needs with this release; empty where nothing is lacking."""
+    """Which package the setting needs with this release and this environment lacks; empty where none."""
     if missing := liger.lacking(setting) or images.lacking(setting):
         return missing
     if not setting.get("tools") or importlib.util.find_spec("jmespath") is not None:
@@ -133,30 +137,30 @@ def lacking(setting: Mapping[str, Any]) -> str:
 
 
 def known_part(trl: Any, setting: Mapping[str, Any], method: Method = GRPO) -> dict[str, Any]:
-    """What of a setting this release knows."""
+    """The part of a setting that this release knows."""
     return {name: value for name, value in setting.items() if is_known(trl, name, value, method)}
 
 
 def config_of(trl: Any, setting: Mapping[str, Any], method: Method = GRPO) -> Any:
-    """The ``GRPOConfig`` or ``RLOOConfig`` of a setting; fields that this release does not know are left out."""
-    given = known_part(trl, {**BASE, **{name: value for name, value in setting.items() if name not in AXES}}, method)
+    """The ``GRPOConfig`` or ``RLOOConfig`` of a setting, without fields that this release does not know."""
+    known = known_part(trl, {**BASE, **{name: value for name, value in setting.items() if name not in AXES}}, method)
     rows = ROWS // world_size()
-    if Version(metadata.version("trl")) < Version("0.15"):  # counts prompts
-        rows = max(1, rows // given["num_generations"])
+    if Version(metadata.version("trl")) < Version("0.15"):  # these releases count prompts, not completions
+        rows = max(1, rows // known["num_generations"])
     values: dict[str, Any] = {
         "output_dir": tempfile.mkdtemp(prefix="trlcompat-"),
         "per_device_train_batch_size": rows,
         "per_device_eval_batch_size": rows,
     }
-    if "num_train_epochs" not in given:
-        values["max_steps"] = steps_of(given, is_known(trl, "num_iterations", 1, method))
+    if "num_train_epochs" not in known:
+        values["max_steps"] = steps_of(known, is_known(trl, "num_iterations", 1, method))
     if world_size() > 1 and hasattr(importlib.import_module("trl.trainer.utils"), "create_model_from_path"):
         # These releases load the reference model onto device 0 on every rank, as under FSDP; see OneDevicePerRankMixin.
         values["model_init_kwargs"] = {"device_map": None}
     if setting.get("evaluation") == "during":
         values |= renamed(getattr(trl, method.config_class), {"eval_strategy": "steps", "eval_steps": 1})
-    values |= given
-    values |= liger.fields(setting, {each.name for each in dataclasses.fields(getattr(trl, method.config_class))})
+    values |= known
+    values |= liger.fields(setting, {field.name for field in dataclasses.fields(getattr(trl, method.config_class))})
     if setting.get("resumed"):
         values |= {"save_strategy": "steps", "save_steps": _steps_before(setting, values)}
     return getattr(trl, method.config_class)(**known_part(trl, values, method))
@@ -165,22 +169,22 @@ def config_of(trl: Any, setting: Mapping[str, Any], method: Method = GRPO) -> An
 def calls_of_a_generation(trl: Any, accumulated: int) -> int:
     """How often TRL samples on a rank before it trains on the completions.
 
-    0.16 samples for each micro-batch of an optimizer step by itself, and ``num_iterations`` goes over the step's.
+    0.16 samples for each micro-batch of an optimizer step separately, and ``num_iterations`` repeats the whole step.
     """
     return (
         accumulated if is_known(trl, "num_iterations", 1) and Version(metadata.version("trl")) < Version("0.17") else 1
     )
 
 
-def steps_of(given: Mapping[str, Any], has_iterations: bool) -> int:
+def steps_of(arguments: Mapping[str, Any], has_iterations: bool) -> int:
     """Optimizer steps until the last micro-batch of the second generation."""
-    accumulated = given["gradient_accumulation_steps"]
+    accumulated = arguments["gradient_accumulation_steps"]
     if not has_iterations:
         return GENERATIONS
-    micro_batches = (given.get("steps_per_generation") or accumulated) * given.get("num_iterations", 1)
+    micro_batches = (arguments.get("steps_per_generation") or accumulated) * arguments.get("num_iterations", 1)
     return -(-GENERATIONS * micro_batches // accumulated)
 
 
 def _steps_before(setting: Mapping[str, Any], values: Mapping[str, Any]) -> int:
-    """Steps before the checkpoint that a training is resumed from."""
+    """Steps before the checkpoint from which a training is resumed."""
     return 1 if setting["resumed"] == "within_generation" else max(1, int(values["max_steps"]) // GENERATIONS)

@@ -1,7 +1,7 @@
-"""Environments of a conformance training: what a trainer makes rollouts in, by ``environment_factory``.
+"""Environments of a conformance training, in which a trainer makes rollouts: what ``environment_factory`` returns.
 
-Each has the tool of :mod:`~pytest_trlcompat.conformance.grpo.tools`, says two more words to the last user of a prompt,
-and knows what its rollout has called. Imports nothing of the stack.
+Each has the tool of :mod:`~pytest_trlcompat.conformance.grpo.tools`, appends two words to the prompt, and records the
+calls of its rollout.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = [
 ]
 
 KINDS = ("environment", "environment_reward", "environments")
-"""Values of the axis ``tools``: environments of one class; that give rewards; of two classes, by a column's name."""
+"""Values of the axis ``tools``: environments of one class; with own rewards; of two classes, named by a column."""
 _OBSERVED = "w55"
 _SPEAKING, _SILENT = "speaking", "silent"
 
 
 def observation(kind: str, target: int) -> str:
-    """What is appended to a prompt, by the column ``target``, which ``reset`` is given; nothing by a silent one."""
+    """What ``reset`` appends to a prompt, from the column ``target``; a silent environment appends nothing."""
     return f" {_OBSERVED} w{target}" if name_for(kind, target) == _SPEAKING else ""
 
 
@@ -38,7 +38,7 @@ def without_observation(prompt: str) -> str:
 
 
 def name_for(kind: str, target: int) -> str:
-    """Of the environment for a row of the dataset."""
+    """The name of the environment for a row of the dataset."""
     return _SILENT if kind == "environments" and target % 2 else _SPEAKING
 
 
@@ -46,7 +46,7 @@ def factory(kind: str, keep: Callable[[int], None]) -> Any:
     """What a user passes as ``environment_factory``.
 
     Args:
-        keep: gets the number of each word that a tool is called with.
+        keep: called with the number of the word in each call of the tool.
     """
 
     class Speaking:
@@ -79,8 +79,8 @@ def factory(kind: str, keep: Callable[[int], None]) -> Any:
 
 
 def calls_of(environments: Sequence[Any]) -> list[list[int]]:
-    """With the numbers of which words the rollout of each environment has called its tool until now."""
-    return [list(each._calls) for each in environments]
+    """For each environment, the numbers of the words with which its rollout has called the tool until now."""
+    return [list(environment._calls) for environment in environments]
 
 
 def reward_of_environment(completions: Sequence[Any], called: Sequence[Sequence[int]], **_: Any) -> list[float | None]:
@@ -89,12 +89,12 @@ def reward_of_environment(completions: Sequence[Any], called: Sequence[Sequence[
     Args:
         called: as :func:`calls_of` says.
     """
-    return [float(len(each)) for each in called]
+    return [float(len(calls)) for calls in called]
 
 
 reward_of_environment.__name__ = "Environment"
 
 
 def column(kind: str, targets: Sequence[int]) -> Mapping[str, list[str]]:
-    """What a dataset has beside other columns."""
-    return {"environment": [name_for(kind, each) for each in targets]} if kind == "environments" else {}
+    """The column of a dataset that names environments, where there are two classes."""
+    return {"environment": [name_for(kind, target) for target in targets]} if kind == "environments" else {}

@@ -1,6 +1,6 @@
-"""What a recorded training must give, computed by the reference from the same prompts and completions.
+"""Compute with the reference what a recorded training must give, from the same prompts and completions.
 
-Runs inside a rank, or wherever torch is; imports nothing else of the stack.
+Runs inside a rank, or wherever torch is.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class ExpectedTraining:
     Attributes:
         steps: of the reference.
         evaluations: of the reference, in the order of the recording.
-        layouts: of each generation, see :data:`pytest_trlcompat.reference.Layout`.
-        rollouts: of each generation.
-        never_sampled: token ids that no completion may have: those that stand for an image.
+        layouts: for each generation, see :data:`pytest_trlcompat.reference.Layout`.
+        rollouts: one for each generation.
+        never_sampled: token ids that no completion may have: the placeholders of images.
     """
 
     steps: tuple[Any, ...]
@@ -50,20 +50,20 @@ class ExpectedTraining:
 def settings_of(
     arguments: Mapping[str, Any], conventions: Conventions, world_size: int, method: Method = GRPO
 ) -> reference.SamplingSettings:
-    """The reference's settings from the arguments that a trainer has, and from what holds for its release.
+    """The reference's settings: from the arguments of a trainer and the conventions of its release.
 
     Args:
         conventions: of the trainer's release.
     """
-    names = {each.name for each in fields(method.settings)}
+    names = {field.name for field in fields(method.settings)}
     chosen = dict(conventions.absent)
     chosen |= {name: value for name, value in arguments.items() if name in names}
     if chosen.get("reward_weights") is not None:
         chosen["reward_weights"] = tuple(chosen["reward_weights"])
     chosen["lr_scheduler_type"] = str(getattr(chosen["lr_scheduler_type"], "value", chosen["lr_scheduler_type"]))
     chosen["optim"] = str(getattr(chosen["optim"], "value", chosen["optim"]))
-    chosen.pop("max_prompt_length", None)  # prompts are what generation was given
-    chosen.pop("router_aux_loss_coef", None)  # the model has a say, see _aux_loss_coef
+    chosen.pop("max_prompt_length", None)  # recorded prompts are truncated already
+    chosen.pop("router_aux_loss_coef", None)  # it may come from the model, see _aux_loss_coef
     if chosen.get("max_steps", -1) < 0:
         chosen["max_steps"] = None
     if chosen.get("reward_clip_range") is not None:
@@ -92,12 +92,12 @@ def computed(
     Args:
         recordings: of all ranks.
         policy: as it was before training, in evaluation mode.
-        rewards: functions, as :func:`~pytest_trlcompat.conformance.grpo.objects.rewards_of_reference` has them.
+        rewards: functions of :func:`~pytest_trlcompat.conformance.grpo.objects.rewards_of_reference`.
         ends: token ids that end a completion.
         reference_model: the policy by default.
         padded: whether models see rows with padding in front, as in a batch of a trainer.
-        inputs: by the token ids of a prompt, what models are called with beside: its images.
-        never_sampled: token ids that stand for an image.
+        inputs: further inputs of models, its images, by the token ids of a prompt.
+        never_sampled: token ids of the placeholders of images.
 
     Raises:
         StepCountMismatch: the micro-batches of a generation are not the rows that were sampled, or a group has several
@@ -106,9 +106,10 @@ def computed(
     settings = settings_of(recordings[0].arguments, conventions, len(recordings), method)
     settings = dataclasses.replace(settings, eos_token_id=ends, pad_token_id=0)
     settings = dataclasses.replace(settings, router_aux_loss_coef=_aux_loss_coef(recordings[0].arguments, policy))
-    calls = [[each for each in one.generated if not each.evaluation] for one in recordings]
-    if len({len(each) for each in calls}) != 1:
-        raise StepCountMismatch(f"ranks sampled {[len(each) for each in calls]} times")
+    calls = [[call for call in recording.generated if not call.evaluation] for recording in recordings]
+    # Later code takes the n-th call of each rank as one generation.
+    if len({len(rank_calls) for rank_calls in calls}) != 1:
+        raise StepCountMismatch(f"ranks sampled {[len(rank_calls) for rank_calls in calls]} times")
     rollouts, layouts = [], []
     longest = settings.max_completion_length
     for index, together in enumerate(zip(*calls, strict=True)):
@@ -118,10 +119,10 @@ def computed(
         except ValueError as error:
             raise StepCountMismatch(f"generation {index}: {error}") from error
         rollouts.append(rollout)
-        batches = [_of_generation(one, index) for one in recordings]
+        batches = [_of_generation(recording, index) for recording in recordings]
         layouts.append(_layout(rollout, batches, settings.micro_batches_per_generation, settings.num_iterations, index))
     steps = method.train(policy, rollouts, settings, layouts=layouts, reference_model=reference_model, padded=padded)
-    if any(name_of(each) == "reward_logging" for each in rewards):
+    if any(name_of(function) == "reward_logging" for function in rewards):
         steps = _with_logged(steps)
     evaluations = tuple(
         _evaluation(
@@ -137,35 +138,41 @@ def _aux_loss_coef(arguments: Mapping[str, Any], policy: torch.nn.Module) -> flo
     config: Any = policy.config
     if not hasattr(config, "output_router_logits"):
         return 0.0
-    given = arguments.get("router_aux_loss_coef")
-    return float(given if given is not None else config.router_aux_loss_coef if config.output_router_logits else 0.0)
+    coefficient = arguments.get("router_aux_loss_coef")
+    return float(
+        coefficient if coefficient is not None else config.router_aux_loss_coef if config.output_router_logits else 0.0
+    )
 
 
 def _with_logged(steps: Sequence[Any]) -> tuple[Any, ...]:
-    """With what :func:`~pytest_trlcompat.conformance.grpo.sampling.reward_logging` logs: the mean of all calls."""
-    found, last = [], None
+    """The steps with the mean of what :func:`~pytest_trlcompat.conformance.grpo.sampling.reward_logging` logs."""
+    with_logs, last = [], None
     for step in steps:
         if step.generations[-1] is not last:
             last = step.generations[-1]
             numbers = logged_numbers(last.advantages.rewards[:, 0].tolist())
             if numbers:
                 step = dataclasses.replace(step, logs={**step.logs, LOGGED: sum(numbers) / len(numbers)})
-        found.append(step)
-    return tuple(found)
+        with_logs.append(step)
+    return tuple(with_logs)
 
 
 def targets_of(recording: Recording, part: str) -> dict[tuple[int, ...], int]:
-    """By the token ids of a prompt, truncated as ``max_prompt_length`` says, the number in the column ``target``."""
+    """The number in the column ``target`` by the token ids of a prompt, truncated as ``max_prompt_length`` says."""
     limit = recording.arguments.get("max_prompt_length")
     return {ids if limit is None else ids[-limit:]: target for ids, target in recording.asked[part]}
 
 
 def _of_generation(recording: Recording, index: int) -> list[Any]:
-    """The micro-batches that a rank trained on after its generation ``index`` of training, until the next one."""
-    places = [place for place, each in enumerate(recording.generated) if not each.evaluation]
+    """The micro-batches on which a rank trained between the generation ``index`` of training and the next one."""
+    places = [place for place, call in enumerate(recording.generated) if not call.evaluation]
     start = places[index]
     end = places[index + 1] if index + 1 < len(places) else len(recording.generated)
-    return [each for each in recording.micro_batches if not each.evaluation and start <= each.generation < end]
+    return [
+        micro_batch
+        for micro_batch in recording.micro_batches
+        if not micro_batch.evaluation and start <= micro_batch.generation < end
+    ]
 
 
 def _rollout(
@@ -180,47 +187,48 @@ def _rollout(
 
     Args:
         known: the number in the column ``target`` of each prompt.
-        longest: completion, with results of tools.
+        longest: length of a completion, results of tools included.
     """
     from pytest_trlcompat import reference
 
-    prompts = [prompt for each in together for prompt in each.prompts]
-    completions = [completion[:longest] for each in together for completion in each.completions]
+    prompts = [prompt for call in together for prompt in call.prompts]
+    completions = [completion[:longest] for call in together for completion in call.completions]
     sampled = None
-    said = completions
+    spoken = completions
     called: list[Any] = [[] for _ in completions]
-    if any(each.sampled is not None for each in together):
-        sampled = [row[:longest] for each in together for row in each.sampled or []]
-        said = [tools.words_of(*each) for each in zip(completions, sampled, strict=True)]
-        called = [tools.called(*each) for each in zip(completions, sampled, strict=True)]
-    texts = [tokenizer.decode(each, skip_special_tokens=True) for each in said]
-    targets = [known.get(tuple(each), 0) for each in prompts]  # one that nobody asked for is found by what it is
-    asked = [tokenizer.decode(each, skip_special_tokens=True) for each in prompts]
-    given = [function(completions=texts, prompts=asked, target=targets, called=called) for function in rewards]
+    if any(call.sampled is not None for call in together):
+        sampled = [row[:longest] for call in together for row in call.sampled or []]
+        spoken = [tools.words_of(*row) for row in zip(completions, sampled, strict=True)]
+        called = [tools.called(*row) for row in zip(completions, sampled, strict=True)]
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in spoken]
+    # A prompt that is in no dataset is reported where prompts are compared.
+    targets = [known.get(tuple(prompt), 0) for prompt in prompts]
+    prompt_texts = [tokenizer.decode(prompt, skip_special_tokens=True) for prompt in prompts]
+    scores = [function(completions=texts, prompts=prompt_texts, target=targets, called=called) for function in rewards]
     names = [name_of(function) for function in rewards]
-    own = [(inputs or {}).get(tuple(each), {}) for each in prompts]
-    return reference.Rollout(prompts, completions, list(zip(*given, strict=True)), names, sampled, own)
+    prompt_inputs = [(inputs or {}).get(tuple(prompt), {}) for prompt in prompts]
+    return reference.Rollout(prompts, completions, list(zip(*scores, strict=True)), names, sampled, prompt_inputs)
 
 
 def _layout(
     rollout: Rollout, batches: Sequence[Sequence[Any]], micro_batches: int, iterations: int, index: int
 ) -> list[list[list[int]]]:
-    """Which rows each rank has in each micro-batch.
+    """The rows of each rank in each micro-batch.
 
     Raises:
-        StepCountMismatch: where they are not all rows once, or iterations differ.
+        StepCountMismatch: they are not every row exactly once, or iterations differ.
     """
-    counts = {len(each) for each in batches}
+    counts = {len(rank_batches) for rank_batches in batches}
     if counts != {micro_batches * iterations}:
         raise StepCountMismatch(
             f"generation {index} was trained on in {sorted(counts)} micro-batches, "
             f"and steps_per_generation x num_iterations = {micro_batches * iterations}"
         )
-    if any(not each.rows for rank in batches for each in rank):  # 0.14 shows no tokens
+    if any(not batch.rows for rank in batches for batch in rank):  # 0.14 shows no tokens
         from pytest_trlcompat import reference
 
         return reference.contiguous_layout(len(rollout.prompts), world_size=len(batches), micro_batches=micro_batches)
-    found = []
+    layouts = []
     for iteration in range(iterations):
         unused = [(tuple(p), tuple(c)) for p, c in zip(rollout.prompts, rollout.completions, strict=True)]
         layout = []
@@ -229,7 +237,7 @@ def _layout(
             for rank in batches:
                 rows = []
                 for prompt, completion in rank[iteration * micro_batches + micro_batch].rows:
-                    place = next((each for each, row in enumerate(unused) if _is(row, prompt, completion)), None)
+                    place = next((number for number, row in enumerate(unused) if _is(row, prompt, completion)), None)
                     if place is None:
                         raise StepCountMismatch(
                             f"micro-batch {micro_batch} of iteration {iteration} of generation {index} has a row "
@@ -239,16 +247,16 @@ def _layout(
                     rows.append(place)
                 ranks.append(rows)
             layout.append(ranks)
-        found.append(layout)
-    if any(layout != found[0] for layout in found):
-        raise StepCountMismatch(f"iterations over generation {index} have rows in other micro-batches: {found}")
-    return found[0]
+        layouts.append(layout)
+    if any(layout != layouts[0] for layout in layouts):
+        raise StepCountMismatch(f"iterations over generation {index} have rows in other micro-batches: {layouts}")
+    return layouts[0]
 
 
 def _is(row: tuple[tuple[int, ...], tuple[int, ...]], prompt: tuple[int, ...], completion: tuple[int, ...]) -> bool:
-    """Whether a row is this one, whose completion has padding behind it: one and the same token."""
-    rest = completion[len(row[1]) :]
-    return bool(row[0]) and row[0] == prompt and row[1] == completion[: len(row[1])] and len(set(rest)) <= 1
+    """Whether a row has this prompt and this completion, which may have padding, a single token, at its end."""
+    padding = completion[len(row[1]) :]
+    return bool(row[0]) and row[0] == prompt and row[1] == completion[: len(row[1])] and len(set(padding)) <= 1
 
 
 def _evaluation(
@@ -264,7 +272,7 @@ def _evaluation(
     padded: bool,
     inputs: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]] | None,
 ) -> Any:
-    """What an evaluation must give, with the weights that the reference has then."""
+    """What an evaluation must give, with the weights of the reference at that step."""
     import torch
 
     after = recordings[0].evaluations[number][0]
@@ -274,7 +282,7 @@ def _evaluation(
         with torch.no_grad():
             for name, weight in steps[after - 1].weights.items():
                 parameters[name].copy_(weight)
-    calls = [list(_evaluation_calls(one, number)) for one in recordings]
+    calls = [list(_evaluation_calls(recording, number)) for recording in recordings]
     known = targets_of(recordings[0], "evaluation")
     rollouts = [
         _rollout(together, tokenizer, rewards, known, settings.max_completion_length, inputs)
@@ -287,7 +295,7 @@ def _evaluation(
 
 
 def _synchronise(model: torch.nn.Module, steps: Sequence[Any], settings: Any) -> None:
-    """Mix the policy into the reference model as often as these steps do."""
+    """Mix the policy into the reference model wherever these steps do."""
     import torch
 
     from pytest_trlcompat import reference
@@ -302,7 +310,7 @@ def _synchronise(model: torch.nn.Module, steps: Sequence[Any], settings: Any) ->
 
 
 def _evaluation_calls(recording: Recording, number: int) -> Iterator[Generated]:
-    """Evaluations sample equally often, one after the other."""
-    calls = [each for each in recording.generated if each.evaluation]
-    each = len(calls) // len(recording.evaluations)
-    yield from calls[number * each : (number + 1) * each]
+    """The calls of one evaluation; all evaluations have equally many, one after the other."""
+    calls = [call for call in recording.generated if call.evaluation]
+    per_evaluation = len(calls) // len(recording.evaluations)
+    yield from calls[number * per_evaluation : (number + 1) * per_evaluation]

@@ -1,7 +1,4 @@
-"""The trainers that train on sampled completions, and which names TRL and the reference have for each.
-
-Imports nothing of the stack.
-"""
+"""The trainers that train on sampled completions, and the names that TRL and the reference have for each."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ class Method:
 
     @property
     def module(self) -> str:
-        """Of TRL, where the trainer stands."""
+        """The module of TRL that defines the trainer."""
         return f"trl.trainer.{self.trainer}_trainer"
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -56,8 +53,8 @@ class Method:
     def training_metrics(self, *args: Any) -> dict[str, float]:
         """The reference's metrics of tokens that are trained on."""
         name = "training_metrics" if self is GRPO else "rloo_training_metrics"
-        found: dict[str, float] = getattr(_reference(), name)(*args)
-        return found
+        metrics: dict[str, float] = getattr(_reference(), name)(*args)
+        return metrics
 
 
 def _reference() -> Any:
@@ -68,4 +65,4 @@ def _reference() -> Any:
 
 GRPO = Method("grpo", "0.14")
 RLOO = Method("rloo", "0.22")
-METHODS = {each.trainer: each for each in (GRPO, RLOO)}
+METHODS = {method.trainer: method for method in (GRPO, RLOO)}

@@ -1,6 +1,6 @@
-"""What a trainer is given beside its config, by the axes of a setting: model, tokenizer, adapter, data, rewards.
+"""The arguments of a trainer other than its config, by the axes of a setting: model, tokenizer, adapter, data, rewards.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ __all__ = [
 ]
 
 _MODELS = ("model", "compiled_model", "model_nan")
-"""Rewards that a model gives: as it is, compiled, or one that gives no number for some conversations."""
+"""Rewards of a reward model: unchanged, compiled, or one that gives no number for some conversations."""
 OTHER_END = 2
-"""The token that ends a completion beside or instead of the model's own: ``<unk>``, which no word is."""
+"""A token that ends completions in addition to, or instead of, the model's own: ``<unk>``, which is no word."""
 _AUX_LOSS_COEF = 0.2
 NEW_ADAPTERS = ("peft_config", "saved_head", "trained_tokens")
-"""Adapters that the trainer makes, by the ``peft_config`` that it is given."""
+"""Adapters that the trainer makes from its ``peft_config``."""
 _TRAINED_TOKENS = (1, *range(10, 20))
 """The end of sequence, and words."""
 _TOOLS_TEMPLATE = (
     "{% if tools is not none %}{{ 'w60 w60 ' }}{% endif %}"
     "{% for message in messages %}{{ message['content'] + ' ' + eos_token + ' ' }}{% endfor %}"
 )
-"""As Llama's: it writes instructions where it is given a list of tools, an empty one too."""
+"""Like Llama's: it writes instructions where it gets a list of tools, even an empty one."""
 
 
 def data_of(model: TinyModel, setting: Mapping[str, Any], seed: int, length: int) -> Data:
@@ -73,38 +73,39 @@ def data_of(model: TinyModel, setting: Mapping[str, Any], seed: int, length: int
 
 
 def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
-    """The processing class. ``other_end``: its end of sequence is not the one in the model's config.
+    """The processing class; with images it is a processor.
 
-    Of prompts with images it is a processor.
+    ``other_end``: its end of sequence is not the one in the model's config.
     """
     if setting.get("images"):
         model = images.vision_model(model)
-    found = copy.deepcopy(model.tokenizer)
-    wanted = setting.get("tokenizer")
-    if wanted == "other_end":
-        found.eos_token = "<unk>"
-    elif wanted == "no_padding":
-        found.pad_token = None
-    elif wanted == "tools_template":
-        found.chat_template = _TOOLS_TEMPLATE
+    processing_class = copy.deepcopy(model.tokenizer)
+    kind = setting.get("tokenizer")
+    if kind == "other_end":
+        processing_class.eos_token = "<unk>"
+    elif kind == "no_padding":
+        processing_class.pad_token = None
+    elif kind == "tools_template":
+        processing_class.chat_template = _TOOLS_TEMPLATE
     if setting.get("tools"):
-        found.chat_template = tools.WITHOUT_CALLS if wanted == "drops_calls" else tools.CHAT_TEMPLATE
-        found.response_template, found.response_schema = tools.RESPONSE_TEMPLATE, tools.RESPONSE_SCHEMA
-    return images.processor(model, setting, found) if setting.get("images") else found
+        processing_class.chat_template = tools.WITHOUT_CALLS if kind == "drops_calls" else tools.CHAT_TEMPLATE
+        processing_class.response_template = tools.RESPONSE_TEMPLATE
+        processing_class.response_schema = tools.RESPONSE_SCHEMA
+    return images.processor(model, setting, processing_class) if setting.get("images") else processing_class
 
 
 def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) -> Any:
     """The model as a user passes it, before a trainer adds an adapter.
 
-    ``changed``: its weights are not those in the folder that it was read from. ``generation_settings``: its own
+    ``changed``: its weights differ from those in the folder from which it was read. ``generation_settings``: its own
     generation config has a temperature and the like. ``two_ends``: that config names a second end of sequence.
-    ``name``: the folder, from which the trainer loads it. ``peft_model`` and ``both``: an adapter that was trained
-    before, ``peft_parameters`` one of the stacked matrices of experts. ``experts``: a mixture of experts whose config
-    asks for its auxiliary loss. ``vision`` and ``llava``: vision models. ``tied``: its output head is its embedding. Of
-    an architecture's name: see :mod:`pytest_trlcompat.conformance.architectures`.
+    ``name``: the folder, from which the trainer loads it. ``peft_model`` and ``both``: it has an adapter that was
+    trained before, with ``peft_parameters`` one of the stacked matrices of experts. ``experts``: a mixture of experts
+    whose config asks for its auxiliary loss. ``vision`` and ``llava``: vision models. ``tied``: its output head is its
+    embedding. The name of an architecture: see :mod:`pytest_trlcompat.conformance.architectures`.
 
     Args:
-        whole: the same, built and not read from a folder: under ZeRO-3 what is read is partitioned.
+        whole: build the model instead of reading it from a folder: under ZeRO-3 a model that is read is partitioned.
     """
     import torch
     import transformers
@@ -118,41 +119,45 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
     elif kind in ("experts", "vision", "tied"):
         model = _beside(kind, model)
     if whole:
-        found = _made(kind, model) or model.new_model().to(dtype)
+        policy_model = _made(kind, model) or model.new_model().to(dtype)
     else:
-        made = _made(kind, model)
-        folder = model.path if made is None else (images.saved if kind == "llava" else saved)(made)
+        in_memory = _made(kind, model)
+        folder = model.path if in_memory is None else (images.saved if kind == "llava" else saved)(in_memory)
         is_vision = kind in images.MODELS
         auto = transformers.AutoModelForImageTextToText if is_vision else transformers.AutoModelForCausalLM
-        found = auto.from_pretrained(folder, attn_implementation="eager", torch_dtype=dtype)
+        policy_model = auto.from_pretrained(folder, attn_implementation="eager", torch_dtype=dtype)
     if kind == "changed":
         with torch.no_grad():
-            for parameter in found.parameters():
+            for parameter in policy_model.parameters():
                 getattr(parameter, "ds_tensor", parameter).mul_(1.25)  # ZeRO-3 has partitioned what it read
     elif kind == "generation_settings":
-        found.generation_config.update(temperature=0.3, top_k=7, top_p=0.8, repetition_penalty=1.3, do_sample=True)
+        policy_model.generation_config.update(
+            temperature=0.3, top_k=7, top_p=0.8, repetition_penalty=1.3, do_sample=True
+        )
     elif kind == "two_ends":
-        found.generation_config.eos_token_id = [1, OTHER_END]
+        policy_model.generation_config.eos_token_id = [1, OTHER_END]
     elif kind == "experts":
-        found.config.update({"output_router_logits": True, "router_aux_loss_coef": _AUX_LOSS_COEF})
-        found.router_aux_loss_coef = _AUX_LOSS_COEF  # a model has read its config when it was built
+        policy_model.config.update({"output_router_logits": True, "router_aux_loss_coef": _AUX_LOSS_COEF})
+        policy_model.router_aux_loss_coef = _AUX_LOSS_COEF  # a model has read its config when it was built
     if setting.get("adapter") in ("peft_model", "peft_parameters", "both"):
         from peft import get_peft_model
 
-        found = get_peft_model(found, _lora_of_experts() if setting["adapter"] == "peft_parameters" else _lora())
-        fill_adapter(found)
-    return found
+        policy_model = get_peft_model(
+            policy_model, _lora_of_experts() if setting["adapter"] == "peft_parameters" else _lora()
+        )
+        fill_adapter(policy_model)
+    return policy_model
 
 
 def _made(kind: str, model: TinyModel) -> Any:
-    """A model that is none of tiny's; ``None`` where it is one."""
+    """A model of a kind that :mod:`pytest_trlcompat.tiny` does not have; ``None`` for other kinds."""
     if kind == "llava":
         return images.llava(model)
     return architecture(kind, model) if kind in ARCHITECTURES else None
 
 
 def _beside(kind: str, model: TinyModel) -> TinyModel:
-    """A mixture of experts, a vision model, or one with tied embeddings, of the same words."""
+    """A mixture of experts, a vision model, or one with tied embeddings, with the same vocabulary."""
     from pytest_trlcompat import tiny
 
     names = ("vocab_size", "initializer_range", "num_hidden_layers", "directory")
@@ -163,7 +168,7 @@ def _beside(kind: str, model: TinyModel) -> TinyModel:
 
 
 def reward_model(model: TinyModel) -> Any:
-    """A model that gives a number for a conversation, at its last token."""
+    """A model with one output for a conversation, at its last token."""
     import torch
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
@@ -171,42 +176,44 @@ def reward_model(model: TinyModel) -> Any:
     config = copy.deepcopy(language_model.config)
     config.num_labels = 1
     with _not_partitioned():
-        found = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)](config)
-    found.model.load_state_dict(language_model.model.state_dict())
+        scorer = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)](config)
+    scorer.model.load_state_dict(language_model.model.state_dict())
     with torch.no_grad():
-        found.score.weight.uniform_(-0.5, 0.5, generator=torch.Generator().manual_seed(1))
-    return found.eval()
+        scorer.score.weight.uniform_(-0.5, 0.5, generator=torch.Generator().manual_seed(1))
+    return scorer.eval()
 
 
 @contextlib.contextmanager
 def _not_partitioned() -> Iterator[None]:
-    """Under ZeRO-3 too a model is made whole, as any of a class that is called is: what ``from_config`` makes within it
-    Transformers would partition over the ranks, of which one alone makes the reference's."""
+    """Within, Transformers does not partition models that ``from_config`` makes, also under ZeRO-3.
+
+    Partitioning takes all ranks, and only one of them makes the reference's model.
+    """
     from transformers.integrations import deepspeed
 
-    kept = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed_config = deepspeed._hf_deepspeed_config_weak_ref
     deepspeed.unset_hf_deepspeed_config()
     try:
         yield
     finally:
-        deepspeed._hf_deepspeed_config_weak_ref = kept
+        deepspeed._hf_deepspeed_config_weak_ref = deepspeed_config
 
 
 def rewards_of_trainer(model: TinyModel, setting: Mapping[str, Any]) -> list[Any]:
     """What a user passes as ``reward_funcs``."""
     import torch
 
-    wanted = setting.get("rewards", "letters")
-    if wanted not in _MODELS:
-        return [*reward_functions(wanted)]
-    found = reward_model(model)
-    if wanted == "model_nan":
-        found.register_forward_hook(_without_some, with_kwargs=True)
-    return [torch.compile(found, backend="eager") if wanted == "compiled_model" else found]
+    kind = setting.get("rewards", "letters")
+    if kind not in _MODELS:
+        return [*reward_functions(kind)]
+    scorer = reward_model(model)
+    if kind == "model_nan":
+        scorer.register_forward_hook(_without_some, with_kwargs=True)
+    return [torch.compile(scorer, backend="eager") if kind == "compiled_model" else scorer]
 
 
 def _without_some(module: Any, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
-    """No number for conversations that :func:`_is_without` says."""
+    """A hook that removes the number of conversations that :func:`_is_without` selects."""
     for row, ids in enumerate(kwargs["input_ids"] if "input_ids" in kwargs else args[0]):
         if _is_without(ids):
             output.logits[row] = float("nan")
@@ -218,25 +225,25 @@ def _is_without(ids: Any) -> bool:
 
 
 def rewards_of_reference(model: TinyModel, setting: Mapping[str, Any]) -> list[Callable[..., list[float | None]]]:
-    """The same as functions, each called with ``completions``, texts, ``prompts``, texts, and ``target``."""
-    wanted = setting.get("rewards", "letters")
-    if wanted not in _MODELS:
+    """The same rewards as functions of the texts ``completions`` and ``prompts``, and of ``target``."""
+    kind = setting.get("rewards", "letters")
+    if kind not in _MODELS:
         owned = [environments.reward_of_environment] if setting.get("tools") == "environment_reward" else []
-        return [*(_awaited(function) for function in reward_functions(wanted)), *owned]
+        return [*(_awaited(function) for function in reward_functions(kind)), *owned]
     import torch
 
-    scorer, words = reward_model(model), tokenizer(model, setting)
+    scorer, processing_class = reward_model(model), tokenizer(model, setting)
 
     def scored(completions: Sequence[str], prompts: Sequence[str], **_: Any) -> list[float | None]:
-        found: list[float | None] = []
+        scores: list[float | None] = []
         for prompt, completion in zip(prompts, completions, strict=True):
             messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
-            text = words.apply_chat_template(messages, tokenize=False)
-            ids = torch.tensor([words(text, add_special_tokens=False)["input_ids"]])
+            text = processing_class.apply_chat_template(messages, tokenize=False)
+            ids = torch.tensor([processing_class(text, add_special_tokens=False)["input_ids"]])
             with torch.no_grad():
                 number = scorer(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.item()
-            found.append(None if wanted == "model_nan" and _is_without(ids) else number)
-        return found
+            scores.append(None if kind == "model_nan" and _is_without(ids) else number)
+        return scores
 
     scored.__name__ = str(model.path).rpartition("/")[2]
     return [scored]
@@ -256,17 +263,17 @@ def _awaited(function: Callable[..., Any]) -> Callable[..., Any]:
 def adapter_config(setting: Mapping[str, Any]) -> Any:
     """What is passed as ``peft_config``, or ``None``.
 
-    ``saved_head``: an output head of its own beside LoRA's factors. ``trained_tokens``: rows of the embedding of its
-    own; where embeddings are tied they are the output head's, too.
+    ``saved_head``: it has its own output head in addition to LoRA's factors. ``trained_tokens``: it has its own rows of
+    the embedding; where embeddings are tied, they are rows of the output head too.
     """
-    wanted = setting.get("adapter")
-    if wanted == "mapping":
+    kind = setting.get("adapter")
+    if kind == "mapping":
         return {"r": 4}
-    if wanted == "saved_head":
+    if kind == "saved_head":
         return _lora(modules_to_save=["lm_head"])
-    if wanted == "trained_tokens":
+    if kind == "trained_tokens":
         return _lora(trainable_token_indices=list(_TRAINED_TOKENS))
-    return _lora() if wanted in ("peft_config", "both") else None
+    return _lora() if kind in ("peft_config", "both") else None
 
 
 def _lora(**more: Any) -> Any:
@@ -283,7 +290,7 @@ def _lora_of_experts() -> Any:
 
 
 def fill_adapter(model: Any) -> None:
-    """Numbers for LoRA's factors, the second of which begins at zero."""
+    """Fill LoRA's factors with numbers: the second one begins at zero, so that the adapter would do nothing."""
     import torch
 
     for name, parameter in model.named_parameters():
@@ -296,17 +303,19 @@ def fill_adapter(model: Any) -> None:
 def untrained(model: TinyModel, setting: Mapping[str, Any]) -> tuple[Any, Any]:
     """The policy as a trainer has it before training, adapters included, and the reference model.
 
-    Of a policy that comes with an adapter the reference is the policy as it comes, of one that gets a new adapter the
-    model without.
+    The reference of a policy that comes with an adapter is a copy of it; that of a policy that gets a new adapter is
+    the model without the adapter.
     """
-    found, adapter = policy(model, setting, whole=True), adapter_config(setting)
+    policy_model, adapter = policy(model, setting, whole=True), adapter_config(setting)
     if adapter is not None:
         from peft import get_peft_model
 
-        found = get_peft_model(found, adapter)
-        fill_adapter(found)
-    reference = copy.deepcopy(found) if adapter is None else policy(model, {**setting, "adapter": ""}, whole=True)
-    return found.eval(), reference.eval()
+        policy_model = get_peft_model(policy_model, adapter)
+        fill_adapter(policy_model)
+    reference = (
+        copy.deepcopy(policy_model) if adapter is None else policy(model, {**setting, "adapter": ""}, whole=True)
+    )
+    return policy_model.eval(), reference.eval()
 
 
 def prompts_asked(
@@ -314,13 +323,13 @@ def prompts_asked(
 ) -> list[tuple[tuple[int, ...], int]]:
     """Token ids of the prompts of a dataset, and the number in the column ``target``.
 
-    Messages are as the chat template writes them; the last one of an assistant is continued.
+    Messages are written by the chat template; a last message of an assistant is continued.
     """
     rows = prompt_count(setting, part)
-    words = tokenizer(model, setting)
+    processing_class = tokenizer(model, setting)
     if data.images is not None and data.conversational:
-        return [(ids, target) for ids, target, _ in _processed(words, data, rows, part)]
-    found, own = [], getattr(words, "tokenizer", words)
+        return [(ids, target) for ids, target, _ in _processed(processing_class, data, rows, part)]
+    prompts, text_tokenizer = [], getattr(processing_class, "tokenizer", processing_class)
     for text, prompt in zip(data.texts(rows, part), data.prompts(rows, part), strict=True):
         written = text
         if data.tools in environments.KINDS:
@@ -332,29 +341,31 @@ def prompts_asked(
                 how = {"continue_final_message": True}
             if data.tools:
                 how["tools"] = [tools.w51]
-            written = words.apply_chat_template(prompt, tokenize=False, **how)
-        found.append((tuple(own(written, add_special_tokens=False)["input_ids"]), target_of(text)))
-    return found
+            written = processing_class.apply_chat_template(prompt, tokenize=False, **how)
+        prompts.append((tuple(text_tokenizer(written, add_special_tokens=False)["input_ids"]), target_of(text)))
+    return prompts
 
 
 def inputs_asked(
     model: TinyModel, data: Data, setting: Mapping[str, Any], part: str
 ) -> dict[tuple[int, ...], dict[str, Any]]:
-    """By the token ids of a prompt, what a model is called with beside, as the processor makes it of that prompt alone;
-    nothing without images."""
+    """The further inputs of a model by the token ids of a prompt, as the processor makes them from that prompt alone;
+    empty without images."""
     if data.images is None:
         return {}
-    words = tokenizer(model, setting)
-    return {ids: inputs for ids, _, inputs in _processed(words, data, prompt_count(setting, part), part)}
+    processing_class = tokenizer(model, setting)
+    return {ids: inputs for ids, _, inputs in _processed(processing_class, data, prompt_count(setting, part), part)}
 
 
-def _processed(words: Any, data: Data, rows: int, part: str) -> Iterator[tuple[tuple[int, ...], int, dict[str, Any]]]:
+def _processed(
+    processing_class: Any, data: Data, rows: int, part: str
+) -> Iterator[tuple[tuple[int, ...], int, dict[str, Any]]]:
     """Token ids, target and inputs of each prompt that may have images."""
     assert data.images is not None
     how = {"continue_final_message": True} if data.assistant_last else {"add_generation_prompt": True}
     for row, (text, prompt) in enumerate(zip(data.texts(rows, part), data.prompts(rows, part), strict=True)):
-        own = images.images_of(data.images, data.seed, part, row)
-        ids, inputs = images.processed(words, prompt, own, **how)
+        pictures = images.images_of(data.images, data.seed, part, row)
+        ids, inputs = images.processed(processing_class, prompt, pictures, **how)
         yield ids, target_of(text), inputs
 
 

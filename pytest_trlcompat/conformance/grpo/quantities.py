@@ -1,4 +1,4 @@
-"""The quantities of a training of GRPO or RLOO, in the order in which its steps make them: expected, and recorded.
+"""The quantities of a training of GRPO or RLOO, expected and recorded, in the order in which its steps compute them.
 
 Runs inside a rank, or wherever torch is.
 """
@@ -35,12 +35,12 @@ __all__ = [
 
 
 def expected_quantities(expected: ExpectedTraining, logging_steps: int, transformers: int) -> Iterator[Quantity]:
-    """Everything that a recording can show, in the order in which steps make it."""
+    """Everything that a recording can show, in the order in which steps compute it."""
     import torch
 
     from pytest_trlcompat import reference
 
-    seen: list[Any] = []
+    generations: list[Any] = []
     pending: list[Mapping[str, float]] = []
     near_bounds: list[Mapping[str, float]] = []
     micro_batch = 0
@@ -50,16 +50,17 @@ def expected_quantities(expected: ExpectedTraining, logging_steps: int, transfor
     counted = 0
     for number, step in enumerate(expected.steps):
         for generation in step.generations:
-            if any(generation is each for each in seen):
+            # Several steps may train on the same generation, whose quantities are listed once.
+            if any(generation is earlier for earlier in generations):
                 continue
-            place = f"generation {len(seen)}"
-            seen.append(generation)
+            place = f"generation {len(generations)}"
+            generations.append(generation)
             yield Quantity("completion_mask", place, generation.tokens.loss_mask.double())
             yield Quantity("advantages", place, generation.advantages.advantages)
             mask = generation.tokens.loss_mask
             if expected.method is GRPO:
                 yield Quantity("old_logprobs", place, generation.old_logprobs, mask, unrecorded=same_policy)
-            else:  # of whole completions, those that are excluded from the loss left out
+            else:  # RLOO sums over whole completions; rows that are excluded from the loss are left out
                 sums = generation.old_logprobs.where(mask, 0.0).sum(1, keepdim=True)
                 rows = mask.any(1, keepdim=True)
                 yield Quantity("old_sequence_logprobs", place, sums, rows, unrecorded=same_policy)
@@ -70,7 +71,7 @@ def expected_quantities(expected: ExpectedTraining, logging_steps: int, transfor
             micro_batch += 1
             tokens = step.generations[batch.generation].tokens.of_rows(batch.rows)
             mask = tokens.loss_mask
-            pixels = [each["pixel_values"] for each in tokens.inputs if "pixel_values" in each]
+            pixels = [inputs["pixel_values"] for inputs in tokens.inputs if "pixel_values" in inputs]
             if pixels:
                 yield Quantity("pixel_values", place, torch.cat(pixels).double().flatten(1))
             yield Quantity("logprobs", place, batch.logprobs, mask)
@@ -91,9 +92,9 @@ def expected_quantities(expected: ExpectedTraining, logging_steps: int, transfor
                     continue
                 rounding = 1e-4 if name == "loss" and transformers < 5 else by_rounding.get(name, 0.0)
                 values = torch.tensor([value], dtype=torch.float64)
-                unrecorded = _UNCHANGED if name == "num_tokens" and len(seen) == counted else ""
+                unrecorded = _UNCHANGED if name == "num_tokens" and len(generations) == counted else ""
                 yield Quantity(f"logs[{name}]", place, values, rounding=rounding, unrecorded=unrecorded)
-            pending, near_bounds, counted = [], [], len(seen)
+            pending, near_bounds, counted = [], [], len(generations)
     for number, evaluation in enumerate(expected.evaluations):
         for name, value in evaluation.logs.items():
             yield Quantity(f"evaluation[{name}]", f"evaluation {number}", torch.tensor([value], dtype=torch.float64))
@@ -104,19 +105,22 @@ _UNCHANGED = "nothing was sampled since the last line, and nothing counted"
 
 
 def clipped_by_rounding(step: Any, settings: Any, method: Method = GRPO) -> dict[str, float]:
-    """How far rounding may move each clip ratio of a step: it counts on which side of a bound a ratio is.
+    """How far rounding may move each clip ratio of a step, which counts ratios of policies beyond a bound.
 
-    A ratio of policies is taken to be off by at most :data:`_RATIO_OFF` of itself, an advantage by
-    :data:`_ADVANTAGE_OFF`, which may give one that is 0 either sign.
+    A ratio of policies is assumed to be off by at most :data:`_RATIO_OFF` of itself, an advantage by
+    :data:`_ADVANTAGE_OFF`, which may give an advantage of 0 either sign.
     """
-    found: dict[str, float] = {}
+    distances: dict[str, float] = {}
     for ratio, advantage in itertools.product((1 - _RATIO_OFF, 1 + _RATIO_OFF), (-_ADVANTAGE_OFF, _ADVANTAGE_OFF)):
-        batches = [dataclasses.replace(one, weights=one.weights * ratio) for one in step.micro_batches]
-        generations = [_with_advantages(each, each.advantages.advantages + advantage) for each in step.generations]
+        batches = [dataclasses.replace(batch, weights=batch.weights * ratio) for batch in step.micro_batches]
+        generations = [
+            _with_advantages(generation, generation.advantages.advantages + advantage)
+            for generation in step.generations
+        ]
         for name, value in method.training_metrics(batches, generations, settings).items():
             if name.startswith("clip_ratio/"):
-                found[name] = max(found.get(name, 0.0), abs(value - step.logs[name]))
-    return found
+                distances[name] = max(distances.get(name, 0.0), abs(value - step.logs[name]))
+    return distances
 
 
 _RATIO_OFF, _ADVANTAGE_OFF = 1e-4, 1e-6
@@ -129,57 +133,59 @@ def _with_advantages(generation: Any, values: torch.Tensor) -> Any:
 def recorded_quantities(
     recordings: Sequence[Recording], expected: ExpectedTraining
 ) -> Mapping[tuple[str, str], torch.Tensor]:
-    """The same of a recording, as far as it shows them, by stage and place."""
+    """The same quantities of a recording, as far as it has them, by stage and place."""
     import torch
 
-    found: dict[tuple[str, str], torch.Tensor] = {}
+    recorded: dict[tuple[str, str], torch.Tensor] = {}
     main = recordings[0]
     settings = expected.settings
     per_generation = settings.micro_batches_per_generation * settings.num_iterations
     for index, layout in enumerate(expected.layouts):
         rows: dict[str, dict[int, Any]] = {}
-        for rank, one in enumerate(recordings):
-            batches = [each for each in one.micro_batches if not each.evaluation]
+        for rank, recording in enumerate(recordings):
+            batches = [batch for batch in recording.micro_batches if not batch.evaluation]
             batches = batches[index * per_generation : (index + 1) * per_generation]
-            for batch, places in zip(batches, layout, strict=False):  # the first iteration shows them all
+            for batch, places in zip(batches, layout, strict=False):  # iterations repeat the same rows
                 for name, values in batch.values.items():
                     if name not in ("logprobs", "entropies"):
                         rows.setdefault(name, {}).update(zip(places[rank], values, strict=True))
         for name, by_row in rows.items():
             if len(by_row) == len(expected.rollouts[index].prompts):
                 ordered = [by_row[row] for row in range(len(by_row))]
-                found[name, f"generation {index}"] = _padded(ordered)
-    for rank, one in enumerate(recordings):
-        batches = [each for each in one.micro_batches if not each.evaluation]
+                recorded[name, f"generation {index}"] = _padded(ordered)
+    for rank, recording in enumerate(recordings):
+        batches = [batch for batch in recording.micro_batches if not batch.evaluation]
         for number, batch in enumerate(batches):
             step = number // settings.gradient_accumulation_steps
             place = f"step {step}, rank {rank}, micro-batch {number}"
             for name in ("logprobs", "entropies"):
                 if batch.values.get(name):
-                    found[name, place] = _padded(batch.values[name])
+                    recorded[name, place] = _padded(batch.values[name])
             if batch.pixel_values is not None:
-                found["pixel_values", place] = batch.pixel_values
+                recorded["pixel_values", place] = batch.pixel_values
     for number, step in enumerate(main.steps):
         place = f"step {number}"
         for name, gradient in (step.gradients or {}).items():
-            found[f"gradients[{name}]", place] = gradient
+            recorded[f"gradients[{name}]", place] = gradient
         for name, weight in step.weights.items():
-            found[f"weights[{name}]", place] = weight
-    every = int(main.arguments["logging_steps"])
+            recorded[f"weights[{name}]", place] = weight
+    logging_steps = int(main.arguments["logging_steps"])
     for number, entry in enumerate(main.logs):
         if "clip_ratio" in entry and not main.arguments.get("use_liger_loss"):  # as 0.16 calls it
             entry = {**entry, "clip_ratio/region_mean": entry["clip_ratio"]}
         for name, value in entry.items():
-            found[f"logs[{name}]", f"step {(number + 1) * every - 1}"] = torch.tensor([value], dtype=torch.float64)
+            recorded[f"logs[{name}]", f"step {(number + 1) * logging_steps - 1}"] = torch.tensor(
+                [value], dtype=torch.float64
+            )
     for number, (_, entry) in enumerate(main.evaluations):
         for name, value in entry.items():
             if isinstance(value, (int, float)):
-                found[f"evaluation[{name}]", f"evaluation {number}"] = torch.tensor([value], dtype=torch.float64)
-    return found
+                recorded[f"evaluation[{name}]", f"evaluation {number}"] = torch.tensor([value], dtype=torch.float64)
+    return recorded
 
 
 def _rounding(norm: torch.Tensor) -> float:
-    """Four units in the last place of a norm of 16 bits: gradients are rounded, their norms, and the norm of these."""
+    """Four units in the last place of a 16-bit norm: gradients, their norms and the norm of these are rounded."""
     import torch
 
     kind = torch.finfo(norm.dtype)
@@ -196,12 +202,12 @@ def _padded(rows: Sequence[Any]) -> torch.Tensor:
 
 
 def _sampling(recordings: Sequence[Recording], expected: ExpectedTraining) -> Iterator[Difference]:
-    """What differs before a model has computed anything: prompts, how tokens are drawn, what reward functions get."""
+    """What differs before a model has computed anything: prompts, sampling arguments, arguments of reward functions."""
     main = recordings[0]
     ends = expected.settings.eos_token_id
     for index in range(len(expected.rollouts)):
         place = f"generation {index}"
-        calls = [[each for each in one.generated if not each.evaluation][index] for one in recordings]
+        calls = [[call for call in recording.generated if not call.evaluation][index] for recording in recordings]
         yield from drawn(calls[0].arguments, main.arguments, ends, place, expected.never_sampled)
         yield from _prompts(calls, targets_of(main, "training"), expected, place)
         for call in calls:
@@ -209,13 +215,13 @@ def _sampling(recordings: Sequence[Recording], expected: ExpectedTraining) -> It
             yield from _turns(call, main.arguments, place)
     yield from _called(recordings)
     if main.prompts_before_resuming:
-        found = [each.prompts for each in main.generated if not each.evaluation]
-        if found != main.prompts_before_resuming:
-            yield Difference("prompts", "after resuming", main.prompts_before_resuming, found, math.inf, 0.0)
+        resumed_prompts = [call.prompts for call in main.generated if not call.evaluation]
+        if resumed_prompts != main.prompts_before_resuming:
+            yield Difference("prompts", "after resuming", main.prompts_before_resuming, resumed_prompts, math.inf, 0.0)
     for name, value in (main.arguments.get("gradient_checkpointing_kwargs") or {}).items():
-        others = [each.get(name) for each in main.checkpointed if each.get(name) != value]
-        if others and main.arguments["gradient_checkpointing"]:
-            yield Difference(f"checkpointing[{name}]", "training", [value], others[:1], math.inf, 0.0)
+        other_values = [keywords.get(name) for keywords in main.checkpointed if keywords.get(name) != value]
+        if other_values and main.arguments["gradient_checkpointing"]:
+            yield Difference(f"checkpointing[{name}]", "training", [value], other_values[:1], math.inf, 0.0)
     if main.seeded:
         yield Difference("seed", "built", [], main.seeded[:4], math.inf, 0.0)
     if main.arguments.get("shuffle_dataset") is False:
@@ -224,60 +230,63 @@ def _sampling(recordings: Sequence[Recording], expected: ExpectedTraining) -> It
         yield from _tables(main, expected)
     for name, (before, after) in main.changed.items():
         yield Difference(f"config[{name}]", "built", [str(before)], [str(after)], math.inf, 0.0)
-    for call in (each for one in recordings for each in one.generated if each.evaluation):
+    for call in (call for recording in recordings for call in recording.generated if call.evaluation):
         yield from drawn(call.arguments, main.arguments, ends, "evaluation", expected.never_sampled)
         yield from _rewarded(call, "evaluation")
 
 
 def drawn(
-    found: Mapping[str, Any],
+    generation_arguments: Mapping[str, Any],
     arguments: Mapping[str, Any],
     ends: Sequence[int],
     place: str,
     never: Sequence[int] = (),
 ) -> Iterator[Difference]:
-    """The arguments of generation, against those of the config: "``None``" for ``top_k`` and ``min_p`` is no choice.
+    """Arguments of generation that are not those of the config, where ``None`` switches a choice off.
 
-    A completion with a token of ``never``, which stands for an image that is not there, has no log-probability.
+    Tokens of ``never`` must be suppressed: they stand for an image, and a completion with one that has no image has no
+    log-probability.
     """
-    wanted: dict[str, Any] = {"do_sample": True, "max_new_tokens": arguments["max_completion_length"]}
+    expected: dict[str, Any] = {"do_sample": True, "max_new_tokens": arguments["max_completion_length"]}
     for name, off in _SWITCHED_OFF.items():
         if name in arguments:
-            wanted[name] = off if arguments[name] is None else arguments[name]
-    wanted |= arguments.get("generation_kwargs") or {}
-    for name, value in wanted.items():
-        if not is_drawn_so(name, found[name], value):
-            yield Difference(f"generation[{name}]", place, [value], [found[name]], math.inf, 0.0)
+            expected[name] = off if arguments[name] is None else arguments[name]
+    expected |= arguments.get("generation_kwargs") or {}
+    for name, value in expected.items():
+        if not is_drawn_so(name, generation_arguments[name], value):
+            yield Difference(f"generation[{name}]", place, [value], [generation_arguments[name]], math.inf, 0.0)
     multiple = arguments.get("pad_to_multiple_of")
-    if multiple and "width" in found and found["width"] % int(multiple):
-        yield Difference("generation[width]", place, [f"a multiple of {multiple}"], [found["width"]], math.inf, 0.0)
-    named = found["eos_token_id"]
-    declared = {int(each) for each in (named if isinstance(named, list) else [] if named is None else [named])}
+    if multiple and "width" in generation_arguments and generation_arguments["width"] % int(multiple):
+        yield Difference(
+            "generation[width]", place, [f"a multiple of {multiple}"], [generation_arguments["width"]], math.inf, 0.0
+        )
+    named = generation_arguments["eos_token_id"]
+    declared = {int(token_id) for token_id in (named if isinstance(named, list) else [] if named is None else [named])}
     if not set(ends) <= declared:
         yield Difference("generation[eos_token_id]", place, list(ends), sorted(declared), math.inf, 0.0)
-    suppressed = sorted(found.get("suppress_tokens") or [])
+    suppressed = sorted(generation_arguments.get("suppress_tokens") or [])
     if not set(never) <= set(suppressed):
         yield Difference("generation[suppress_tokens]", place, list(never), suppressed, math.inf, 0.0)
 
 
-def is_drawn_so(name: str, value: Any, wanted: Any, near: float = 1e-9) -> bool:
-    """Whether an argument of generation is as it must be; ``None`` is what switches it off.
+def is_drawn_so(name: str, value: Any, expected: Any, near: float = 1e-9) -> bool:
+    """Whether an argument of generation has the expected value; ``None`` switches it off.
 
     Args:
-        near: how far it may be away.
+        near: the allowed difference.
     """
     seen = _SWITCHED_OFF.get(name) if value is None else value
-    return seen is not None and abs(float(seen) - float(wanted)) <= near
+    return seen is not None and abs(float(seen) - float(expected)) <= near
 
 
 _SWITCHED_OFF = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""What is the same as no such argument; "If `None`, top-k-filtering is disabled", says its documentation."""
+"""Values that have the effect of no such argument: "If `None`, top-k-filtering is disabled"."""
 
 
 def _prompts(
     calls: Sequence[Any], known: Mapping[tuple[int, ...], int], expected: ExpectedTraining, place: str
 ) -> Iterator[Difference]:
-    """Each group has a prompt of the dataset, "truncated left" to ``max_prompt_length``, and each has another one."""
+    """Groups must each have one prompt of the dataset, "truncated left" to ``max_prompt_length``, all different."""
     rows = [tuple(prompt) for call in calls for prompt in call.prompts]
     size = expected.settings.num_generations
     for row, prompt in enumerate(rows):
@@ -290,26 +299,28 @@ def _prompts(
 
 
 def calls_of(recordings: Sequence[Recording]) -> list[list[Any]]:
-    """Calls of ``generate`` in training, by generation, of each rank."""
-    each = [[call for call in one.generated if not call.evaluation] for one in recordings]
-    return [list(together) for together in zip(*each, strict=True)]
+    """Calls of ``generate`` in training: for each generation, a list over ranks."""
+    by_rank = [[call for call in recording.generated if not call.evaluation] for recording in recordings]
+    return [list(together) for together in zip(*by_rank, strict=True)]
 
 
 def _in_order(
-    calls: Sequence[Sequence[Any]], asked: Sequence[tuple[int, ...]], expected: ExpectedTraining
+    calls: Sequence[Sequence[Any]], dataset_prompts: Sequence[tuple[int, ...]], expected: ExpectedTraining
 ) -> Iterator[Difference]:
-    """Without shuffling the prompts are drawn as the dataset has them."""
+    """Without shuffling, prompts must be drawn in the order of the dataset."""
     size = expected.settings.num_generations
-    found = [tuple(prompt) for together in calls for prompt in [p for call in together for p in call.prompts][::size]]
-    wanted = [asked[number % len(asked)] for number in range(len(found))]
-    if found != wanted:
-        yield Difference("prompts", "order", wanted, found, math.inf, 0.0)
+    sampled_prompts = [
+        tuple(prompt) for together in calls for prompt in [p for call in together for p in call.prompts][::size]
+    ]
+    expected_prompts = [dataset_prompts[number % len(dataset_prompts)] for number in range(len(sampled_prompts))]
+    if sampled_prompts != expected_prompts:
+        yield Difference("prompts", "order", expected_prompts, sampled_prompts, math.inf, 0.0)
 
 
 def _tables(main: Recording, expected: ExpectedTraining) -> Iterator[Difference]:
-    """One table for every logging step, with every completion since the last one; a repetition at the end is none."""
+    """There must be a table for every logging step, with all completions since the last; repetitions are ignored."""
     steps = len(expected.steps) // int(main.arguments["logging_steps"])
-    tables = [each for number, each in enumerate(main.tables) if not number or each != main.tables[number - 1]]
+    tables = [table for number, table in enumerate(main.tables) if not number or table != main.tables[number - 1]]
     if len(tables) != steps:
         yield Difference("table", "number of tables", [steps], [len(tables)], math.inf, 0.0)
     rows = sum(len(rollout.prompts) for rollout in expected.rollouts)
@@ -323,26 +334,26 @@ def _tables(main: Recording, expected: ExpectedTraining) -> Iterator[Difference]
 
 
 def _rewarded(call: Any, place: str) -> Iterator[Difference]:
-    """Reward functions get each completion with its own prompt and columns."""
-    for name, given in call.rewarded.items():
-        asked = environments.without_observation if "environments" in given else str
-        wanted = [target_of(_words(asked(text))) for text in given["prompts"]]
-        if "target" in given and given["target"] != wanted:
-            yield Difference(f"reward_arguments[{name}.target]", place, wanted, given["target"], math.inf, 0.0)
-        counts = [len(call.prompts), len(given["completions"])]
+    """Reward functions must get each completion with its own prompt and columns."""
+    for name, columns in call.rewarded.items():
+        original = environments.without_observation if "environments" in columns else str
+        targets = [target_of(_words(original(text))) for text in columns["prompts"]]
+        if "target" in columns and columns["target"] != targets:
+            yield Difference(f"reward_arguments[{name}.target]", place, targets, columns["target"], math.inf, 0.0)
+        counts = [len(call.prompts), len(columns["completions"])]
         if counts[0] != counts[1]:
             yield Difference(f"reward_arguments[{name}]", place, counts[:1], counts[1:], math.inf, 0.0)
-        # What reward functions are told of calls of a tool whose result has no room is not documented.
-        rows = zip(call.completions, call.sampled or [], given.get("environments", []), strict=False)
+        # It is not documented whether reward functions hear of a call whose result does not fit the completion.
+        rows = zip(call.completions, call.sampled or [], columns.get("environments", []), strict=False)
         for row, (completion, sampled, calls) in enumerate(rows):
-            wanted, most = tools.answered(completion, sampled), tools.called(completion, sampled)
-            if calls not in (wanted, most):
+            answered, all_calls = tools.answered(completion, sampled), tools.called(completion, sampled)
+            if calls not in (answered, all_calls):
                 stage, where = f"reward_arguments[{name}.environments]", f"{place}, row {row}"
-                yield Difference(stage, where, wanted, calls, math.inf, 0.0)
+                yield Difference(stage, where, answered, calls, math.inf, 0.0)
 
 
 def _turns(call: Any, arguments: Mapping[str, Any], place: str) -> Iterator[Difference]:
-    """What follows each turn that the model samples: the result of the tool that it calls, or nothing."""
+    """Each sampled turn must be followed by the result of the tool that it calls, or by nothing."""
     limit, iterations = int(arguments["max_completion_length"]), arguments.get("max_tool_calling_iterations")
     for row, (completion, sampled) in enumerate(zip(call.completions, call.sampled or [], strict=False)):
         wrong = tools.differing(completion, sampled, limit, iterations)
@@ -351,18 +362,18 @@ def _turns(call: Any, arguments: Mapping[str, Any], place: str) -> Iterator[Diff
 
 
 def _called(recordings: Sequence[Recording]) -> Iterator[Difference]:
-    """The tool is called for each result that a completion has, and for nothing that no completion asks.
+    """The tool must be called for each result in a completion, and for nothing that no completion asks for.
 
-    Whether it is called where its result has no room is not documented.
+    It is not documented whether it is called where its result does not fit the completion.
     """
-    for rank, one in enumerate(recordings):
-        rows = [row for call in one.generated for row in zip(call.completions, call.sampled or [], strict=False)]
-        asked = Counter(number for row in rows for number in tools.called(*row))
+    for rank, recording in enumerate(recordings):
+        rows = [row for call in recording.generated for row in zip(call.completions, call.sampled or [], strict=False)]
+        called = Counter(number for row in rows for number in tools.called(*row))
         answered = Counter(number for row in rows for number in tools.answered(*row))
-        found = Counter(one.tool_calls)
-        if found - asked or answered - found:
-            wanted = sorted(answered.elements())
-            yield Difference("tool_calls", f"rank {rank}", wanted, sorted(one.tool_calls), math.inf, 0.0)
+        calls = Counter(recording.tool_calls)
+        if calls - called or answered - calls:
+            answered_calls = sorted(answered.elements())
+            yield Difference("tool_calls", f"rank {rank}", answered_calls, sorted(recording.tool_calls), math.inf, 0.0)
 
 
 def _words(text: str) -> str:
@@ -380,30 +391,30 @@ def compare(
 
     Args:
         neighbours: what is expected with weights changed by one unit in the last place, in several ways.
-        unrecorded: what this release does not show, and why, as of
+        unrecorded: by stage, why this release does not show it; for
             :func:`~pytest_trlcompat.conformance.comparison.stated`.
     """
-    every = int(recordings[0].arguments["logging_steps"])
-    found = recorded_quantities(recordings, expected)
+    logging_steps = int(recordings[0].arguments["logging_steps"])
+    recorded = recorded_quantities(recordings, expected)
     unrecorded = {**unrecorded, **unrecorded_of(recordings[0].steps)}
 
     def quantities(expected: ExpectedTraining) -> list[Quantity]:
-        return stated(expected_quantities(expected, every, transformers), unrecorded)
+        return stated([*expected_quantities(expected, logging_steps, transformers)], unrecorded)
 
     return compare_with_reference(
         quantities(expected),
-        found,
-        lambda: [quantities(each) for each in neighbours()],
-        _sampling(recordings, expected),
-        _missing(recordings[0]),
+        recorded,
+        lambda: [quantities(neighbour) for neighbour in neighbours()],
+        [*_sampling(recordings, expected)],
+        [*_missing(recordings[0])],
     )
 
 
 def _missing(recording: Recording) -> Iterator[Difference]:
-    """What is logged of training, and of no evaluation."""
+    """What a training logs and an evaluation does not."""
     logged = {name for entry in recording.logs for name in entry} - _OF_TRAINING
     for kind, entries in (
-        ("evaluation", [each for _, each in recording.evaluations]),
+        ("evaluation", [entry for _, entry in recording.evaluations]),
         ("evaluate()", recording.returned),
     ):
         for number, entry in enumerate(entries):

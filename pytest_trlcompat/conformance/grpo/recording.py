@@ -1,7 +1,7 @@
-"""A short training of GRPO or RLOO with a setting, and everything of it that the reference computes too.
+"""Train briefly with GRPO or RLOO and a setting, and record everything that the reference computes too.
 
-Runs inside a rank; imports the stack only inside functions. What a trainer does not show from outside is looked at
-where it passes by, see :mod:`~pytest_trlcompat.conformance.grpo.watching`.
+Runs inside a rank. :mod:`~pytest_trlcompat.conformance.grpo.watching` records what a trainer does not show from
+outside.
 """
 
 from __future__ import annotations
@@ -42,64 +42,66 @@ def record(
     """Train, and evaluate and resume where the setting says so.
 
     Args:
-        trainer_class: a subclass of TRL's ``GRPOTrainer`` or ``RLOOTrainer``, or that.
+        trainer_class: TRL's ``GRPOTrainer`` or ``RLOOTrainer``, or a subclass.
         setting: fields of the config, and values of :data:`~pytest_trlcompat.conformance.grpo.configs.AXES`.
         seed: of prompts and completions.
         whole: gathers the trained weights of a trainer, by their names in the bare model, where a strategy shards
-            them; then no gradients are kept. Called on every rank.
+            them; then no gradients are recorded. Called on every rank.
     """
     import trl
 
     setting = known_part(trl, setting, method)
     config = config_of(trl, setting, method)
-    found = Recording({})
+    recording = Recording({})
     data = objects.data_of(model, setting, seed, config.max_completion_length)
     for part in ("training", "evaluation"):
-        found.asked[part] = objects.prompts_asked(model, data, setting, part)
+        recording.asked[part] = objects.prompts_asked(model, data, setting, part)
     if setting.get("seeds") == "twice":
-        found.seeded = _differing_by_seed(trainer_class, model, setting, config, data)
-    with fixed_completions(data, found, config.num_generations), watched_tables(found, method):
-        given = copy.deepcopy({name: value for name, value in vars(config).items() if isinstance(value, dict)})
-        trainer = _build(trainer_class, model, setting, config, data, found)
-        found.changed = {
-            name: (value, vars(config)[name]) for name, value in given.items() if vars(config)[name] != value
+        recording.seeded = _differing_by_seed(trainer_class, model, setting, config, data)
+    with fixed_completions(data, recording, config.num_generations), watched_tables(recording, method):
+        dictionaries = copy.deepcopy({name: value for name, value in vars(config).items() if isinstance(value, dict)})
+        trainer = _build(trainer_class, model, setting, config, data, recording)
+        recording.changed = {
+            name: (value, vars(config)[name]) for name, value in dictionaries.items() if vars(config)[name] != value
         }
         if setting.get("evaluation") == "before":
             trainer.evaluate()
-        with watched_steps(trainer, found.steps, found.trained_on, whole):
+        with watched_steps(trainer, recording.steps, recording.trained_on, whole):
             trainer.train()
-        found.logs = [dict(entry) for entry in trainer.state.log_history if "loss" in entry]
+        recording.logs = [dict(entry) for entry in trainer.state.log_history if "loss" in entry]
         if setting.get("evaluation") == "after":
             trainer.evaluate()
     if setting.get("resumed"):
-        _resume(trainer_class, model, setting, config, data, found, whole)
-    return joined(found, calls_of_a_generation(trl, config.gradient_accumulation_steps))
+        _resume(trainer_class, model, setting, config, data, recording, whole)
+    return joined(recording, calls_of_a_generation(trl, config.gradient_accumulation_steps))
 
 
-def joined(found: Recording, calls: int) -> Recording:
-    """The recording with every so many calls of ``generate`` in training as one, which they are for the reference."""
+def joined(recording: Recording, calls: int) -> Recording:
+    """The recording, in which ``calls`` consecutive calls of ``generate`` in training become one generation."""
     if calls == 1:
-        return found
+        return recording
     place_of, generated, count = [], list[Generated](), 0
-    for each in found.generated:
-        if each.evaluation or count % calls == 0:
-            generated.append(each)
+    for call in recording.generated:
+        if call.evaluation or count % calls == 0:
+            generated.append(call)
         else:
-            first = next(one for one in reversed(generated) if not one.evaluation)
-            first.prompts += each.prompts
-            first.completions += each.completions
-            for name, given in each.rewarded.items():
-                for column, values in given.items():
+            first = next(earlier for earlier in reversed(generated) if not earlier.evaluation)
+            first.prompts += call.prompts
+            first.completions += call.completions
+            for name, columns in call.rewarded.items():
+                for column, values in columns.items():
                     first.rewarded[name][column] += values
-        count += not each.evaluation
-        place_of.append(max(number for number, one in enumerate(generated) if one.evaluation == each.evaluation))
-    found.generated = generated
-    for batch in found.micro_batches:
+        count += not call.evaluation
+        place_of.append(
+            max(number for number, earlier in enumerate(generated) if earlier.evaluation == call.evaluation)
+        )
+    recording.generated = generated
+    for batch in recording.micro_batches:
         batch.generation = place_of[batch.generation]
-    before = found.prompts_before_resuming
+    before = recording.prompts_before_resuming
     starts = range(0, len(before), calls)
-    found.prompts_before_resuming = [list(chain(*before[start : start + calls])) for start in starts]
-    return found
+    recording.prompts_before_resuming = [list(chain(*before[start : start + calls])) for start in starts]
+    return recording
 
 
 def _build(
@@ -108,61 +110,65 @@ def _build(
     setting: Mapping[str, Any],
     config: Any,
     data: Data,
-    found: Recording,
+    recording: Recording,
     fill: bool = True,
 ) -> Any:
     """
     Args:
-        fill: give an adapter that the trainer makes weights that do something.
+        fill: give an adapter that the trainer makes weights that change the model's output.
     """
     import transformers
 
     policy, adapter = objects.policy(model, setting), objects.adapter_config(setting)
-    words = objects.tokenizer(model, setting)
+    processing_class = objects.tokenizer(model, setting)
     extra: dict[str, Any] = {} if adapter is None else {"peft_config": adapter}
     if setting.get("evaluation"):
         extra["eval_dataset"] = data.dataset(objects.prompt_count(setting, "evaluation"), "evaluation")
-    if setting.get("rewards") in ("compiled_model", "shared_class"):  # which a compiled model needs
-        extra["reward_processing_classes"] = words
+    if setting.get("rewards") in ("compiled_model", "shared_class"):  # a compiled model needs it
+        extra["reward_processing_classes"] = processing_class
     if data.tools == "calls":
-        extra["tools"] = [tools.tool(found.tool_calls.append)]
+        extra["tools"] = [tools.tool(recording.tool_calls.append)]
     elif data.tools:
-        extra["environment_factory"] = environments.factory(data.tools, found.tool_calls.append)
+        extra["environment_factory"] = environments.factory(data.tools, recording.tool_calls.append)
     dataset: Any = data.dataset(objects.prompt_count(setting, "training"))
     if setting.get("data") in ("iterable", "list", "none"):
         other = {"iterable": dataset.to_iterable_dataset, "list": dataset.to_list}.get(setting["data"], lambda: None)
         dataset = other()
-    functions = [watched_function(each, found) for each in objects.rewards_of_trainer(model, setting)]
-    trainer = watched_trainer(trainer_class, found)(
+    functions = [watched_function(function, recording) for function in objects.rewards_of_trainer(model, setting)]
+    trainer = watched_trainer(trainer_class, recording)(
         model=policy,
         reward_funcs=functions if len(functions) > 1 else functions[0],
         args=config,
         train_dataset=dataset,
-        processing_class=words,
+        processing_class=processing_class,
         **extra,
     )
     if setting.get("adapter") in objects.NEW_ADAPTERS and fill:
         objects.fill_adapter(trainer.model)
     trainer.remove_callback(transformers.PrinterCallback)
     plain = (int, float, str, bool, list, tuple, dict, type(None))
-    found.arguments = {name: value for name, value in vars(trainer.args).items() if isinstance(value, plain)}
+    recording.arguments = {name: value for name, value in vars(trainer.args).items() if isinstance(value, plain)}
     return trainer
 
 
 def _differing_by_seed(
     trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, data: Data
 ) -> list[str]:
-    """Trainable weights that differ between two trainers with one seed, made in different states of the generators."""
+    """Trainable weights that differ between two trainers with one seed, built in different states of the generator."""
     import torch
 
-    made = []
+    weights_by_seed = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         trainer = _build(trainer_class, model, setting, config, data, Recording({}), fill=False)
-        made.append(
-            {name: each.detach().cpu() for name, each in trainer.model.named_parameters() if each.requires_grad}
+        weights_by_seed.append(
+            {
+                name: parameter.detach().cpu()
+                for name, parameter in trainer.model.named_parameters()
+                if parameter.requires_grad
+            }
         )
-    return [name for name, weight in made[0].items() if not torch.equal(weight, made[1][name])]
+    return [name for name, weight in weights_by_seed[0].items() if not torch.equal(weight, weights_by_seed[1][name])]
 
 
 def _resume(
@@ -171,19 +177,19 @@ def _resume(
     setting: Mapping[str, Any],
     config: Any,
     data: Data,
-    found: Recording,
+    recording: Recording,
     whole: Whole | None,
 ) -> None:
-    """Train on from the checkpoint; what happens takes the place of what happened then, if it was between generations.
+    """Resume from the checkpoint; between generations, the resumed steps replace those that were recorded after it.
 
-    Completions are those that the uninterrupted training had.
+    Completions are the same as in the uninterrupted training.
     """
     steps = int(config.save_steps)
-    again = Recording({}, asked=found.asked)
-    kept = found.steps[steps - 1].micro_batches
-    training = [each for each in found.micro_batches if not each.evaluation]
-    generations = 1 + training[kept - 1].generation
-    again.generated = found.generated[:generations]
+    again = Recording({}, asked=recording.asked)
+    trained_before = recording.steps[steps - 1].micro_batches
+    training = [batch for batch in recording.micro_batches if not batch.evaluation]
+    generations = 1 + training[trained_before - 1].generation
+    again.generated = recording.generated[:generations]
     with fixed_completions(data, again, config.num_generations):
         trainer = _build(trainer_class, model, setting, config, data, again)
         with watched_steps(trainer, again.steps, again.trained_on, whole):
@@ -191,10 +197,10 @@ def _resume(
     if setting["resumed"] != "between_generations":
         return
     logs = [dict(entry) for entry in trainer.state.log_history if "loss" in entry]
-    for each in again.steps:
-        each.micro_batches += kept
-    found.prompts_before_resuming = [each.prompts for each in found.generated]
-    found.generated = again.generated
-    found.micro_batches = training[:kept] + again.micro_batches
-    found.steps = found.steps[:steps] + again.steps
-    found.logs = logs
+    for step in again.steps:
+        step.micro_batches += trained_before
+    recording.prompts_before_resuming = [call.prompts for call in recording.generated]
+    recording.generated = again.generated
+    recording.micro_batches = training[:trained_before] + again.micro_batches
+    recording.steps = recording.steps[:steps] + again.steps
+    recording.logs = logs

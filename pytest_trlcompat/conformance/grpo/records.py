@@ -1,4 +1,4 @@
-"""What is kept of a conformance training. Imports nothing of the stack."""
+"""The records of a conformance training on sampled completions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Generated:
 
     Attributes:
         prompts, completions: token ids of each row, without padding.
-        arguments: what decides how tokens are drawn, by name, as the call would have used it.
-        rewarded: what each reward function was called with, by its name: completions, prompts, column.
+        arguments: those that decide how tokens are drawn, by name, as the call would have used them.
+        rewarded: the arguments of each reward function, by its name: completions, prompts, column.
         evaluation: whether it belongs to an evaluation.
-        sampled: with tools, of each completion which of its tokens the model sampled; then the calls of ``generate``
-            for further turns are part of this one.
+        sampled: with tools, for each completion, which of its tokens the model sampled. The calls of ``generate`` for
+            further turns are then part of this record.
     """
 
     prompts: list[list[int]]
@@ -39,10 +39,10 @@ class MicroBatchRecord:
     """One call of ``compute_loss`` on one rank.
 
     Attributes:
-        generation: index of the newest one.
-        rows: prompt ids without padding and completion ids with it, of each row; empty where this release gives
-            ``compute_loss`` no tokens.
-        values: by quantity, per row numbers or tokens' numbers, as far as the release shows them.
+        generation: index of the newest generation.
+        rows: for each row, prompt ids without padding and completion ids with it; empty where this release passes no
+            tokens to ``compute_loss``.
+        values: by quantity, for each row a number or numbers of its tokens, as far as the release shows them.
         pixel_values: ``(images or patches, numbers)`` of prompts with images.
     """
 
@@ -59,15 +59,15 @@ class Recording:
 
     Attributes:
         arguments: fields of the config as the trainer has them.
-        evaluations: of each evaluation, what was logged and after how many steps.
-        tables: of completions that were printed: prompts, completions, and rewards by function.
-        seeded: of two trainers with one seed, names of weights that differ.
+        evaluations: for each evaluation, after how many steps it was, and what it logged.
+        tables: completions that were printed: prompts, completions, and rewards by function.
+        seeded: names of weights that differ between two trainers with one seed.
         changed: dictionaries of the user's config that building the trainer changed: before and after.
-        checkpointed: with which keywords activations are checkpointed, at each micro-batch of a model that does so.
-        prompts_before_resuming: of each generation of a training that was resumed later.
-        returned: by each evaluation.
-        tool_calls: with the numbers of which words the tool was called.
-        asked: of the datasets of ``training`` and of ``evaluation``, token ids and ``target`` of each prompt.
+        checkpointed: for each micro-batch of a model that checkpoints activations, the keywords with which it does so.
+        prompts_before_resuming: for each generation of a training that was resumed later.
+        returned: what each evaluation returned.
+        tool_calls: the numbers of the words with which the tool was called.
+        asked: token ids and ``target`` of each prompt of the datasets of ``training`` and ``evaluation``.
     """
 
     arguments: dict[str, Any]
@@ -87,5 +87,5 @@ class Recording:
     in_evaluation: bool = False
 
     def trained_on(self) -> int:
-        """How many micro-batches there were of training until now."""
-        return sum(not each.evaluation for each in self.micro_batches)
+        """How many micro-batches were trained on until now."""
+        return sum(not batch.evaluation for batch in self.micro_batches)

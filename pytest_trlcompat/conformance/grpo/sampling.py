@@ -1,8 +1,7 @@
 """The data of a conformance training: prompts, completions and rewards, the same on both sides of a comparison.
 
-Everything follows from a seed. Completions depend on the prompt and on which of its group's they are, so that they are
-the same on however many ranks a group is sampled. Imports nothing of the stack but datasets, and that where a dataset
-is made.
+Everything follows from a seed. A completion depends on its prompt and on its place in the group, so that it is the same
+on however many ranks a group is sampled.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ __all__ = [
 
 COMPLETION_LENGTH = 5
 BEGUN = "w60 w60 w60"
-"""What an assistant's message begins with that a completion continues."""
+"""The beginning of an assistant's message that a completion continues."""
 _SPECIAL, _EOS = 3, 1
 _SHORTEST, _LONGEST = 3, 6
-"""Words of a prompt."""
+"""Numbers of words of the shortest and of the longest prompt."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,11 @@ class Data:
     Attributes:
         words: how many the tokenizer knows; word ``i`` is token ``i + 3``.
         conversational: prompts are messages.
-        assistant_last: the last message of a prompt is an assistant's beginning.
-        length: of the longest completions.
+        assistant_last: the last message of a prompt is the beginning of an assistant's answer.
+        length: tokens of the longest completions.
         ends: token ids that end a completion.
-        tools: completions call a tool, see :mod:`~pytest_trlcompat.conformance.grpo.tools`; the value of that axis.
+        tools: the value of the axis ``tools``: completions call one, see
+            :mod:`~pytest_trlcompat.conformance.grpo.tools`; empty: they call none.
         images: the values of the axes ``images`` and ``model``; ``None``: prompts have no images.
     """
 
@@ -62,17 +62,17 @@ class Data:
     images: Mapping[str, Any] | None = None
 
     def texts(self, rows: int, part: str) -> list[str]:
-        """Prompts of unequal lengths, each different from all others by its first two words."""
+        """Prompts of unequal lengths, each with other first two words than all others."""
         dice = random.Random(f"{self.seed}/{part}")
         first = dice.sample(range(self.words**2), rows)
-        found = []
+        texts = []
         for number in first:
             rest = [dice.randrange(self.words) for _ in range(dice.randint(_SHORTEST, _LONGEST) - 2)]
-            found.append(" ".join(f"w{word}" for word in (*divmod(number, self.words), *rest)))
-        return found
+            texts.append(" ".join(f"w{word}" for word in (*divmod(number, self.words), *rest)))
+        return texts
 
     def prompts(self, rows: int, part: str = "training") -> list[Any]:
-        """As a dataset has them."""
+        """The prompts of a dataset: texts or messages."""
         texts = self.texts(rows, part)
         if not self.conversational:
             return [*texts]
@@ -82,20 +82,20 @@ class Data:
         return [[{"role": "user", "content": text}, *last] for text in texts]
 
     def dataset(self, rows: int, part: str = "training") -> Dataset:
-        """Columns ``prompt`` and ``target``, a number that a reward function may ask for; those of environments and of
-        images."""
+        """A dataset with the columns ``prompt`` and ``target``, a number that a reward function may ask for, and those
+        of environments and images."""
         from datasets import Dataset
 
         targets = [target_of(text) for text in self.texts(rows, part)]
         more = environments.column(self.tools, targets)
-        found = Dataset.from_dict({"prompt": self.prompts(rows, part), "target": targets, **more})
-        with_images: Dataset = images.added(found, self.images or {}, self.seed, part)
+        without_images = Dataset.from_dict({"prompt": self.prompts(rows, part), "target": targets, **more})
+        with_images: Dataset = images.added(without_images, self.images or {}, self.seed, part)
         return with_images
 
     def completion(self, prompt: Sequence[int], member: int, call: int) -> list[int]:
         """Token ids of one completion; it ends with an end of sequence unless it is as long as it may be.
 
-        Of four of a group, one is an end of sequence alone, and one has none. With tools it is the first turn.
+        Of four members of a group, one is only an end of sequence, and one has none. With tools it is the first turn.
 
         Args:
             prompt: its token ids without padding.
@@ -109,27 +109,26 @@ class Data:
         lengths = [0, self.length, dice.randint(1, self.length), dice.randint(1, self.length)]
         dice.shuffle(lengths)
         length = lengths[member % 4]
-        own = random.Random(f"{self.seed}/{tuple(prompt)}/{call}/{member}")
-        words = [first[member % len(first)], *(own.randrange(self.words) for _ in range(self.length))][:length]
+        member_dice = random.Random(f"{self.seed}/{tuple(prompt)}/{call}/{member}")
+        words = [first[member % len(first)], *(member_dice.randrange(self.words) for _ in range(self.length))][:length]
         return [*(_SPECIAL + word for word in words), self.ends[member % len(self.ends)]][: self.length]
 
 
 def target_of(text: str) -> int:
-    """A number that belongs to a prompt, as a column of a dataset has it."""
+    """A number that belongs to a prompt: its value in the column ``target``."""
     return sum(map(ord, text)) % 5
 
 
 def content(message: Any) -> str:
-    """The text of a prompt or completion, which is a string or a list of messages: of a prompt the first one's, of a
-    completion the assistant's, without results of tools.
+    """The text of a prompt or completion, which is a string or a list of messages.
 
-    A completion is told from the beginning of a message that it continues: releases of TRL give both, or the completion
-    alone.
+    Of a prompt's messages it is the first one's text; of a completion's the assistant's, without results of tools. The
+    beginning of a message that a completion continues is removed: some releases of TRL pass it, others do not.
     """
     if isinstance(message, str):
         text = message
     elif message[0]["role"] == "assistant":
-        text = " ".join(_said(each["content"]) for each in message if each["role"] == "assistant")
+        text = " ".join(_said(turn["content"]) for turn in message if turn["role"] == "assistant")
     else:
         text = _said(message[0]["content"])
     return " ".join(text.removeprefix(BEGUN).split())
@@ -137,22 +136,24 @@ def content(message: Any) -> str:
 
 def _said(parts: Any) -> str:
     """The text of a message's content, which is a string, or a list of texts and images."""
-    return parts if isinstance(parts, str) else " ".join(str(each["text"]) for each in parts if each["type"] == "text")
+    return parts if isinstance(parts, str) else " ".join(str(part["text"]) for part in parts if part["type"] == "text")
 
 
 def reward_letters(completions: Sequence[Any], **_: Any) -> list[float]:
-    """Depends on the completion's text alone."""
-    return [float(sum(map(ord, content(each))) % 7) for each in completions]
+    """A reward that depends on the completion's text alone."""
+    return [float(sum(map(ord, content(completion))) % 7) for completion in completions]
 
 
 def reward_target(completions: Sequence[Any], target: Sequence[int], **_: Any) -> list[float]:
-    """Depends on the completion and on a column of the dataset, which must be that of its prompt."""
-    return [float(len(content(each).split()) - number) for each, number in zip(completions, target, strict=True)]
+    """A reward that depends on the completion and on a column of the dataset, which must be that of its prompt."""
+    return [
+        float(len(content(completion).split()) - number) for completion, number in zip(completions, target, strict=True)
+    ]
 
 
 def reward_sometimes(completions: Sequence[Any], **_: Any) -> list[float | None]:
     """No reward for about a third of the completions."""
-    letters = [sum(map(ord, content(each))) for each in completions]
+    letters = [sum(map(ord, content(completion))) for completion in completions]
     return [None if number % 3 == 0 else float(number % 4) for number in letters]
 
 
@@ -172,18 +173,18 @@ def reward_prompt(completions: Sequence[Any], target: Sequence[int], **_: Any) -
 
 
 def reward_letters_plus(completions: Sequence[Any], plus: float, **_: Any) -> list[float]:
-    return [plus + each for each in reward_letters(completions)]
+    return [plus + reward for reward in reward_letters(completions)]
 
 
 class RewardObject:
-    """A function that is an object, without ``__name__``."""
+    """A reward function that is an object, without ``__name__``."""
 
     def __call__(self, completions: Sequence[Any], **_: Any) -> list[float]:
         return reward_letters(completions)
 
 
 class RewardAsyncObject:
-    """A function that is an object and must be awaited."""
+    """A reward function that is an object and must be awaited."""
 
     async def __call__(self, completions: Sequence[Any], **_: Any) -> list[float]:
         return reward_letters(completions)
@@ -196,7 +197,7 @@ LOGGED = "letters_of_odd_ones"
 def reward_logging(
     completions: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **_: Any
 ) -> list[float]:
-    """Logs a number of some completions: unequally often on ranks, on one perhaps never."""
+    """A reward that logs a number for some completions: not equally often on all ranks, and perhaps never on one."""
     rewards = reward_letters(completions)
     if log_metric is not None:
         for number in logged_numbers(rewards):
@@ -206,11 +207,11 @@ def reward_logging(
 
 def logged_numbers(rewards: Sequence[float]) -> list[float]:
     """What :func:`reward_logging` logs for these rewards."""
-    return [each for each in rewards if each % 2]
+    return [reward for reward in rewards if reward % 2]
 
 
 def reward_functions(name: str) -> tuple[Callable[..., Any], ...]:
-    """By the value of the axis ``rewards``, unless that is a model.
+    """The reward functions for a value of the axis ``rewards`` that is no model.
 
     Raises:
         ValueError: for an unknown name.
@@ -236,7 +237,7 @@ def reward_functions(name: str) -> tuple[Callable[..., Any], ...]:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """As logs name it."""
+    """The name of a reward function in logs."""
     if isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__))

@@ -1,8 +1,7 @@
-"""A tool, completions that call it, and what must come of a call: of a conformance training with ``tools``.
+"""A tool, completions that call it, and what must follow a call: for conformance trainings with ``tools``.
 
-Everything is made of the words that a tiny model's tokenizer knows, names too. Completions have several turns: those
-that the model samples, and between them results of the tool, as the chat template writes them. Imports nothing of the
-stack.
+Everything consists of words that a tiny model's tokenizer knows, even names. Completions have several turns: those that
+the model samples, and between them the results of the tool, as the chat template writes them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = [
 ]
 
 WORDS = 48
-"""Of prompts and completions; those behind them have a meaning."""
+"""How many words prompts and completions use; words with higher numbers have a meaning."""
 _CALL, _NAME, _ARGUMENT, _RESULT, _ASSISTANT = 50, 51, 52, 53, 54
 _SPECIAL, _EOS = 3, 1
 
@@ -47,10 +46,10 @@ CHAT_TEMPLATE = (
     f"{{% if add_generation_prompt %}}{{{{ 'w{_ASSISTANT} ' }}}}{{% endif %}}"
 )
 WITHOUT_CALLS = CHAT_TEMPLATE.replace("message['tool_calls'] or []", "[]")
-"""One that writes no calls, so that a model sees results of what nobody has called."""
+"""A template that writes no calls, so that a model sees results that nobody asked for."""
 RESPONSE_TEMPLATE: dict[str, Any] = {
     "defaults": {"role": "assistant"},
-    "start_anchor": f"w{_ASSISTANT}",  # what is sampled is joined to it without a space
+    "start_anchor": f"w{_ASSISTANT}",  # the sampled text follows it without a space
     "fields": {
         "tool_calls": {
             "open_pattern": rf"w{_CALL} (?P<name>w\d+)\s*",
@@ -120,7 +119,7 @@ def _answer(number: int) -> tuple[int, int]:
 
 
 def tool(keep: Callable[[int], None]) -> Callable[[str], str]:
-    """The tool, which gives ``keep`` the number of each word that it is called with."""
+    """The tool; it calls ``keep`` with the number of the word in each call."""
 
     @functools.wraps(w51)
     def watched(w52: str) -> str:
@@ -133,8 +132,8 @@ def tool(keep: Callable[[int], None]) -> Callable[[str], str]:
 def turn(seed: int, prompt: Sequence[int], member: int, call: int, number: int) -> list[int]:
     """Token ids of one turn of a completion, to its end of sequence.
 
-    Of four of a group one calls the tool in its first two turns, one in its first, one with what the tool fails with,
-    and one never.
+    Of four members of a group, one calls the tool in its first two turns, one in its first, one with a word for which
+    the tool fails, and one never.
 
     Args:
         prompt: of the completion, without padding; ``member``: its place in its group.
@@ -148,8 +147,8 @@ def turn(seed: int, prompt: Sequence[int], member: int, call: int, number: int) 
     spoken = [dice.randrange(WORDS) for _ in range(dice.randint(1, 3))]
     calls: list[int] = []
     if number < {"twice": 2, "never": 0}.get(kind, 1):
-        wanted = [word for word in range(WORDS) if _fails(word) == (kind == "fails")]
-        calls = [_CALL, _NAME, _ARGUMENT, dice.choice(wanted)]
+        words = [word for word in range(WORDS) if _fails(word) == (kind == "fails")]
+        calls = [_CALL, _NAME, _ARGUMENT, dice.choice(words)]
     return [*(_SPECIAL + word for word in (*spoken, *calls)), _EOS]
 
 
@@ -160,33 +159,33 @@ def is_continued(prompt: Sequence[int]) -> bool:
 
 def turns(completion: Sequence[int], sampled: Sequence[bool]) -> Iterator[tuple[bool, list[int]]]:
     """The parts of a completion one after the other, and whether the model sampled them."""
-    for is_sampled, part in itertools.groupby(zip(sampled, completion, strict=True), key=lambda each: each[0]):
+    for is_sampled, part in itertools.groupby(zip(sampled, completion, strict=True), key=lambda pair: pair[0]):
         yield is_sampled, [token for _, token in part]
 
 
 def words_of(completion: Sequence[int], sampled: Sequence[bool]) -> list[int]:
-    """Token ids that the model has said itself, without calls."""
-    found: list[int] = []
+    """Token ids that the model has sampled itself, without calls."""
+    spoken: list[int] = []
     for is_sampled, part in turns(completion, sampled):
         if is_sampled:
             end = part.index(_SPECIAL + _CALL) if _SPECIAL + _CALL in part else len(part)
-            found += [token for token in part[:end] if token != _EOS]
-    return found
+            spoken += [token for token in part[:end] if token != _EOS]
+    return spoken
 
 
 def called(completion: Sequence[int], sampled: Sequence[bool]) -> list[int]:
-    """With the number of which word each whole call of a completion asks the tool."""
+    """The number of the word in each complete call of a completion."""
     return [number for is_sampled, part in turns(completion, sampled) if is_sampled for number in _calls(part)]
 
 
 def answered(completion: Sequence[int], sampled: Sequence[bool]) -> list[int]:
-    """The same of calls that a result follows."""
+    """The same for calls that are followed by a result."""
     parts = list(turns(completion, sampled))
     return [number for (_, part), _ in zip(parts[::2], parts[1::2], strict=False) for number in _calls(part)]
 
 
 def _calls(part: Sequence[int]) -> list[int]:
-    begin = [_SPECIAL + each for each in (_CALL, _NAME, _ARGUMENT)]
+    begin = [_SPECIAL + word for word in (_CALL, _NAME, _ARGUMENT)]
     places = [place for place in range(len(part) - 3) if list(part[place : place + 3]) == begin]
     return [part[place + 3] - _SPECIAL for place in places]
 
@@ -194,11 +193,11 @@ def _calls(part: Sequence[int]) -> list[int]:
 def differing(
     completion: Sequence[int], sampled: Sequence[bool], limit: int, iterations: int | None
 ) -> tuple[list[int], list[int]] | None:
-    """What should follow a turn, and what follows, if that is something else; token ids.
+    """The token ids that should follow a turn, and those that do, for the first turn where they differ.
 
-    After a call its result, as the chat template writes it, and the beginning of another turn, as long as
-    ``max_completion_length`` and ``max_tool_calling_iterations`` allow it; nothing after a turn without a call. How a
-    failure is told to the model is not documented.
+    A call should be followed by its result, as the chat template writes it, and the beginning of another turn, as long
+    as ``max_completion_length`` and ``max_tool_calling_iterations`` allow it; a turn without a call by nothing. It is
+    not documented how the model is told of a failure.
 
     Args:
         limit: ``max_completion_length``.
@@ -210,16 +209,16 @@ def differing(
         length += len(parts[index][1])
         follows = parts[index + 1][1] if index + 1 < len(parts) else []
         numbers = _calls(parts[index][1]) if index + 1 < len(parts) or length < limit else []
-        wanted = _written(numbers[0]) if numbers and (iterations is None or index // 2 < iterations) else []
-        if follows and wanted and _fails(numbers[0]):
-            is_written = follows[0] == wanted[0] and follows[-2:] == wanted[-2:]
-        elif not follows and wanted:
-            # Whether a result may fill a completion to its end is not documented, nor how long a failure's is.
-            is_written = length + (_LONGEST_FAILURE if _fails(numbers[0]) else len(wanted)) >= limit
+        expected = _written(numbers[0]) if numbers and (iterations is None or index // 2 < iterations) else []
+        if follows and expected and _fails(numbers[0]):
+            is_written = follows[0] == expected[0] and follows[-2:] == expected[-2:]
+        elif not follows and expected:
+            # It is not documented whether a result may fill a completion to its end, nor how long that of a failure is.
+            is_written = length + (_LONGEST_FAILURE if _fails(numbers[0]) else len(expected)) >= limit
         else:
-            is_written = follows == wanted
+            is_written = follows == expected
         if not is_written:
-            return wanted, follows
+            return expected, follows
         length += len(follows)
     return None
 

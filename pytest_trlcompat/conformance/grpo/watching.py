@@ -1,9 +1,9 @@
-"""Where a training's quantities pass by: what a trainer does not show from outside.
+"""Record what a trainer does not show from outside, at the functions through which it passes.
 
-What ``generate`` and reward functions are called with, what ``compute_loss`` is given, what the method that computes
-log-probabilities returns, gradients and weights around the optimizer's step, and tables of completions.
+These are the arguments of ``generate``, of reward functions and of ``compute_loss``, the results of the method that
+computes log-probabilities, and tables of completions.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["fixed_completions", "prepared_config", "watched_function", "watched_
 
 
 @contextlib.contextmanager
-def fixed_completions(data: Data, found: Recording, group: int) -> Iterator[None]:
-    """Let generation run for one token, then put the fixed completions in place of what it drew."""
+def fixed_completions(data: Data, recording: Recording, group: int) -> Iterator[None]:
+    """Within, generation runs for one token, and the fixed completions replace what it drew."""
     import torch
     from transformers.generation import GenerationMixin
 
@@ -42,18 +42,19 @@ def fixed_completions(data: Data, found: Recording, group: int) -> Iterator[None
         prompts = inputs if inputs is not None else kwargs["input_ids"]
         masks = kwargs.get("attention_mask")
         config = copy.deepcopy(kwargs["generation_config"])
-        wanted = config.max_new_tokens
+        max_new_tokens = config.max_new_tokens
+        # One token is enough for the library to prepare its config, which is what is compared.
         config.max_new_tokens = 1
         with prepared_config() as prepared:
             drawn = generate(self, inputs, **{**kwargs, "generation_config": config})
         arguments = {name: getattr(prepared[0], name, None) for name in _GENERATION}
         width = prompts.shape[1]
-        arguments |= {"max_new_tokens": wanted, "width": width}
-        call = sum(each.evaluation == found.in_evaluation for each in found.generated)
-        one = Generated([], [], arguments, evaluation=found.in_evaluation)
+        arguments |= {"max_new_tokens": max_new_tokens, "width": width}
+        call = sum(earlier.evaluation == recording.in_evaluation for earlier in recording.generated)
+        generated = Generated([], [], arguments, evaluation=recording.in_evaluation)
         size = group
-        if found.in_evaluation:
-            size = found.arguments.get("num_generations_eval") or group
+        if recording.in_evaluation:
+            size = recording.arguments.get("num_generations_eval") or group
         padding = config.pad_token_id or 0
         taken: set[int] = set()
         newest: list[list[int]] = []
@@ -63,21 +64,21 @@ def fixed_completions(data: Data, found: Recording, group: int) -> Iterator[None
                 prompt = [token for token, real in zip(ids, mask, strict=True) if real]
             else:
                 prompt = [token for token in ids if token != padding]
-            if data.tools and tools.is_continued(prompt) and found.generated:
-                newest.append(_continued(data, found.generated[-1], prompt, taken, (rank, size, call - 1)))
+            if data.tools and tools.is_continued(prompt) and recording.generated:
+                newest.append(_continued(data, recording.generated[-1], prompt, taken, (rank, size, call - 1)))
                 continue
-            one.prompts.append(prompt)
+            generated.prompts.append(prompt)
             member = (rank * len(drawn) + row) % size
             newest.append(
                 tools.turn(data.seed, prompt, member, call, 0) if data.tools else data.completion(prompt, member, call)
             )
-        one.completions = [list(each) for each in newest]
+        generated.completions = [list(completion) for completion in newest]
         if data.tools:
-            one.sampled = [[True] * len(each) for each in newest]
-        if one.prompts:
-            found.generated.append(one)
+            generated.sampled = [[True] * len(completion) for completion in newest]
+        if generated.prompts:
+            recording.generated.append(generated)
         longest = max(map(len, newest))
-        rows = [[*each, *[padding] * (longest - len(each))] for each in newest]
+        rows = [[*completion, *[padding] * (longest - len(completion))] for completion in newest]
         return torch.cat([drawn[:, :width], torch.tensor(rows, dtype=drawn.dtype, device=drawn.device)], 1)
 
     GenerationMixin.generate = fixed
@@ -88,28 +89,28 @@ def fixed_completions(data: Data, found: Recording, group: int) -> Iterator[None
 
 
 def _continued(
-    data: Data, one: Generated, prompt: Sequence[int], taken: set[int], place: tuple[int, int, int]
+    data: Data, generated: Generated, prompt: Sequence[int], taken: set[int], place: tuple[int, int, int]
 ) -> list[int]:
-    """The next turn of a completion, which is added to it, behind what the prompt has beyond it.
+    """The next turn of a completion; it is appended to the record, after the tokens that the prompt has in addition.
 
     Args:
-        taken: rows that this call of ``generate`` has continued already.
+        taken: rows that this call of ``generate`` has continued already; the continued one is added.
         place: rank, size of a group, and how often completions were sampled before.
 
     Raises:
-        StepCountMismatch: no completion begins like this.
+        StepCountMismatch: the prompt continues no recorded completion.
     """
-    assert one.sampled is not None
+    assert generated.sampled is not None
     rank, size, call = place
-    for row, (own, completion) in enumerate(zip(one.prompts, one.completions, strict=True)):
-        begun = [*own, *completion]
+    for row, (row_prompt, completion) in enumerate(zip(generated.prompts, generated.completions, strict=True)):
+        begun = [*row_prompt, *completion]
         if row not in taken and list(prompt[: len(begun)]) == begun:
             taken.add(row)
-            number = sum(is_sampled for is_sampled, _ in tools.turns(completion, one.sampled[row]))
+            number = sum(is_sampled for is_sampled, _ in tools.turns(completion, generated.sampled[row]))
             between = list(prompt[len(begun) :])
-            new = tools.turn(data.seed, own, (rank * len(one.prompts) + row) % size, call, number)
+            new = tools.turn(data.seed, row_prompt, (rank * len(generated.prompts) + row) % size, call, number)
             completion += [*between, *new]
-            one.sampled[row] += [*[False] * len(between), *[True] * len(new)]
+            generated.sampled[row] += [*[False] * len(between), *[True] * len(new)]
             return new
     raise StepCountMismatch(f"tokens are sampled behind {list(prompt)}, which begins like no completion")
 
@@ -121,39 +122,39 @@ _GENERATION = (
 
 @contextlib.contextmanager
 def prepared_config() -> Iterator[list[Any]]:
-    """The generation config as a call of ``generate`` uses it, with the model's own settings merged."""
+    """Collect the generation configs as calls of ``generate`` use them, with the model's own settings merged."""
     from transformers.generation import GenerationMixin
 
     processors = GenerationMixin._get_logits_processor
-    found: list[Any] = []
+    configs: list[Any] = []
 
     def seen(self: Any, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
-        found.append(copy.copy(generation_config))
+        configs.append(copy.copy(generation_config))
         return processors(self, generation_config, *args, **kwargs)
 
     GenerationMixin._get_logits_processor = seen
     try:
-        yield found
+        yield configs
     finally:
         GenerationMixin._get_logits_processor = processors
 
 
-def watched_function(function: Callable[..., Any], found: Recording) -> Callable[..., Any]:
-    """The function, whose arguments are kept with the newest generation; a model as it is."""
+def watched_function(function: Callable[..., Any], recording: Recording) -> Callable[..., Any]:
+    """The reward function, which records its arguments in the newest generation; a reward model stays as it is."""
     if hasattr(function, "forward"):
         return function
 
     def keep(kwargs: Mapping[str, Any]) -> None:
-        found.generated[-1].rewarded[name_of(function)] = {
-            name: [content(each) if name != "target" else int(each) for each in kwargs[name]]
+        recording.generated[-1].rewarded[name_of(function)] = {
+            name: [content(value) if name != "target" else int(value) for value in kwargs[name]]
             for name in ("prompts", "completions", "target")
             if name in kwargs
         }
         if kwargs.get("environments") is not None:
-            given = found.generated[-1].rewarded[name_of(function)]
-            given["environments"] = environments.calls_of(kwargs["environments"])
+            columns = recording.generated[-1].rewarded[name_of(function)]
+            columns["environments"] = environments.calls_of(kwargs["environments"])
 
-    if not hasattr(function, "__name__"):  # it must reach the trainer as it is
+    if not hasattr(function, "__name__"):  # the trainer must get it without one, too
         return _watched_object(function, keep)
 
     @functools.wraps(function)
@@ -165,7 +166,7 @@ def watched_function(function: Callable[..., Any], found: Recording) -> Callable
 
 
 def _watched_object(function: Callable[..., Any], keep: Callable[[Mapping[str, Any]], None]) -> Callable[..., Any]:
-    """A partial, or an object, without ``__name__`` as before."""
+    """The same for a partial or an object, which have no ``__name__`` afterwards either."""
 
     def call(completions: Sequence[Any], **kwargs: Any) -> Any:
         keep({"completions": completions, **kwargs})
@@ -184,8 +185,8 @@ def _watched_object(function: Callable[..., Any], keep: Callable[[Mapping[str, A
 
 
 @contextlib.contextmanager
-def watched_tables(found: Recording, method: Method) -> Iterator[None]:
-    """Keep what is given to the function that prints completions, instead of printing it."""
+def watched_tables(recording: Recording, method: Method) -> Iterator[None]:
+    """Within, the function that prints completions records its arguments instead."""
     module = importlib.import_module(method.module)
     name = "print_prompt_completions_sample"
     if not hasattr(module, name):
@@ -194,8 +195,12 @@ def watched_tables(found: Recording, method: Method) -> Iterator[None]:
     printed = getattr(module, name)
 
     def keep(prompts: Any, completions: Any, rewards: Any = None, *args: Any, **kwargs: Any) -> None:
-        by_function = {each: list(values) for each, values in rewards.items()} if isinstance(rewards, dict) else {}
-        found.tables.append((list(prompts), list(completions), by_function))
+        by_function = (
+            {function_name: list(values) for function_name, values in rewards.items()}
+            if isinstance(rewards, dict)
+            else {}
+        )
+        recording.tables.append((list(prompts), list(completions), by_function))
 
     setattr(module, name, keep)
     try:
@@ -204,43 +209,43 @@ def watched_tables(found: Recording, method: Method) -> Iterator[None]:
         setattr(module, name, printed)
 
 
-def watched_trainer(trainer_class: type, found: Recording) -> type:
-    """The trainer, which keeps what its methods are given and return."""
+def watched_trainer(trainer_class: type, recording: Recording) -> type:
+    """A subclass of the trainer that records what its methods are given and return."""
     import torch
 
     methods = ("_get_per_token_logps_and_entropies", "_get_per_token_logps")
-    # A subclass may have both, and TRL's loss calls its own.
+    # A subclass may define both; TRL's loss calls the one that TRL defines.
     of_trl = [base for base in trainer_class.__mro__ if base.__module__.partition(".")[0] == "trl"]
     method = next((name for name in methods if any(name in vars(base) for base in of_trl)), "")
 
     class Recording(trainer_class):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            batch = MicroBatchRecord(-1, [], evaluation=found.in_evaluation)
-            found.micro_batches.append(batch)
+            batch = MicroBatchRecord(-1, [], evaluation=recording.in_evaluation)
+            recording.micro_batches.append(batch)
             if isinstance(inputs, Mapping) and "completion_ids" in inputs:
                 _keep(inputs, batch)
-            found.checkpointed += _checkpointed(model)
+            recording.checkpointed += _checkpointed(model)
             try:
                 return super().compute_loss(model, inputs, *args, **kwargs)
             finally:
-                batch.generation = len(found.generated) - 1  # 0.14 samples in here
+                batch.generation = len(recording.generated) - 1  # 0.14 samples within compute_loss
 
         def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-            found.in_evaluation = True
+            recording.in_evaluation = True
             try:
                 logs = super().evaluate(*args, **kwargs)
             finally:
-                found.in_evaluation = False
+                recording.in_evaluation = False
             logged = [entry for entry in self.state.log_history if "eval_loss" in entry]
-            found.evaluations.append((len(found.steps), dict(logged[-1]) if logged else dict(logs)))
-            found.returned.append(dict(logs))
+            recording.evaluations.append((len(recording.steps), dict(logged[-1]) if logged else dict(logs)))
+            recording.returned.append(dict(logs))
             return logs
 
     def scored(self: Any, *args: Any, **kwargs: Any) -> Any:
         scores = getattr(super(Recording, self), method)(*args, **kwargs)
         both = scores if isinstance(scores, tuple) else (scores, None)
-        if torch.is_grad_enabled() and both[0].requires_grad and found.micro_batches:
-            batch = found.micro_batches[-1]
+        if torch.is_grad_enabled() and both[0].requires_grad and recording.micro_batches:
+            batch = recording.micro_batches[-1]
             for name, value in zip(("logprobs", "entropies"), both, strict=False):
                 if value is not None:
                     batch.values.setdefault(name, []).extend(value.detach().float().cpu().tolist())
@@ -253,9 +258,9 @@ def watched_trainer(trainer_class: type, found: Recording) -> type:
 
 
 def _checkpointed(model: Any) -> list[dict[str, Any]]:
-    """With which keywords the first module that checkpoints its activations does so; empty where none does."""
-    own = (getattr(each, "_gradient_checkpointing_func", None) for each in model.modules())
-    function = next((each for each in own if each is not None), None)
+    """The keywords with which the first module that checkpoints its activations does so; empty where none does."""
+    functions = (getattr(module, "_gradient_checkpointing_func", None) for module in model.modules())
+    function = next((candidate for candidate in functions if candidate is not None), None)
     return [] if function is None else [dict(getattr(function, "keywords", {}))]
 
 

@@ -1,1 +1,1 @@
-"""KTO: its adapter, completions with labels, and what TRL does where documentation leaves it open."""
+"""KTO: its adapter, completions with labels, and conventions of TRL where documentation leaves something open."""

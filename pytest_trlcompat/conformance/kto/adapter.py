@@ -1,6 +1,6 @@
-"""KTO's adapter: how a trainer is built, how its batches are read, and what the reference is asked for.
+"""KTO's adapter: how its trainer is built, how its batches are read, and the reference's settings and loss.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class KTOAdapter(PreferenceAdapter):
     choices: ClassVar[tuple[str, ...]] = ("loss_type",)
     base: ClassVar[Mapping[str, Any]] = {"beta": 0.5, "max_length": 64}
     own_state: ClassVar[Version] = Version("1.2")
-    """From here on the reference is "the model state before KTO training starts", of an adapter too."""
+    """From this release on the reference is "the model state before KTO training starts", adapter included."""
 
     def dataset(self, model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
         return unpaired.dataset(model, setting, seed, part)
@@ -71,24 +71,24 @@ class KTOAdapter(PreferenceAdapter):
         return unpaired.tokenizer(model, setting)
 
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
-        labels = [bool(each) for each in inputs["label"]]
+        labels = [bool(label) for label in inputs["label"]]
         columns, kl = _sequences(inputs, ""), _sequences(inputs, "KL_")
-        if not columns:  # the collator was given texts, and what follows ends in an error
+        if not columns:  # the collator got texts, and the training ends in an error
             return Read([])
-        found = Read([{"label": (float(label),), **own} for label, own in zip(labels, columns, strict=True)])
+        read = Read([{"label": (float(label),), **sequence} for label, sequence in zip(labels, columns, strict=True)])
         if kl:
-            others = [{f"kl_{name}": values for name, values in each.items()} for each in kl]
-            found.rows = [{**own, **other} for own, other in zip(found.rows, others, strict=True)]
-            found.problems += _from_elsewhere(columns, kl, arguments)
+            mismatched = [{f"kl_{name}": values for name, values in sequence.items()} for sequence in kl]
+            read.rows = [{**row, **other} for row, other in zip(read.rows, mismatched, strict=True)]
+            read.problems += _from_elsewhere(columns, kl, arguments)
         for name in ("ref", "reference"):
             if f"{name}_logps" in inputs:
-                values = [float(each) for each in inputs[f"{name}_logps"]]
-                for kind, wanted in (("chosen", True), ("rejected", False)):
-                    own = [each for each, label in zip(values, labels, strict=True) if label is wanted]
-                    found.values[f"logps[reference_{kind}]"] = own
+                values = [float(logprob) for logprob in inputs[f"{name}_logps"]]
+                for kind, desirable in (("chosen", True), ("rejected", False)):
+                    kind_values = [value for value, label in zip(values, labels, strict=True) if label is desirable]
+                    read.values[f"logps[reference_{kind}]"] = kind_values
             if inputs.get(f"{name}_KL_logps") is not None:
-                found.values["logps[reference_kl]"] = [float(each) for each in inputs[f"{name}_KL_logps"]]
-        return found
+                read.values["logps[reference_kl]"] = [float(logprob) for logprob in inputs[f"{name}_KL_logps"]]
+        return read
 
     def expected_rows(
         self, model: TinyModel, setting: Mapping[str, Any], arguments: Mapping[str, Any], seed: int, part: str
@@ -98,12 +98,12 @@ class KTOAdapter(PreferenceAdapter):
         undecided = reference.KTOUndecided(**of_installed(self.trainer).undecided)
         settings = reference.KTOSettings(loss_type=arguments.get("loss_type", "kto"), undecided=undecided)
         size = arguments[f"per_device_{'train' if part == 'training' else 'eval'}_batch_size"]
-        given = unpaired.rows(model, setting, seed, part)
-        words, most = unpaired.tokenizer(model, setting), arguments["max_length"]
-        return [self.compared(row) for row in unpaired.expected_rows(words, given, settings, int(size), most)]
+        rows = unpaired.rows(model, setting, seed, part)
+        processing_class, most = unpaired.tokenizer(model, setting), arguments["max_length"]
+        return [self.compared(row) for row in unpaired.expected_rows(processing_class, rows, settings, int(size), most)]
 
     def compared(self, row: Row) -> Row:
-        """Without the mismatched completion in releases that shuffle rows before they exchange completions."""
+        """The row, without the mismatched completion in releases that shuffle rows before they exchange completions."""
         if Version(metadata.version("trl")) < _SHUFFLES_UNTIL:
             return {name: values for name, values in row.items() if not name.startswith("kl_")}
         return row
@@ -116,11 +116,13 @@ class KTOAdapter(PreferenceAdapter):
         setting: Mapping[str, Any],
         seed: int,
     ) -> Iterator[Difference]:
-        """Where sequences are cut: that no more of one is cut off than what is too much of it."""
+        """Sequences of which more is cut off than what exceeds ``max_length``."""
         yield from super().extra_differences(recordings, models, model, setting, seed)
         if isinstance(setting.get("max_length"), int):
-            words = unpaired.tokenizer(model, setting)
-            yield from _overcut(recordings, unpaired.tokens(words, unpaired.rows(model, setting, seed, "training")))
+            processing_class = unpaired.tokenizer(model, setting)
+            yield from _overcut(
+                recordings, unpaired.tokens(processing_class, unpaired.rows(model, setting, seed, "training"))
+            )
 
     def settings(
         self,
@@ -148,18 +150,18 @@ class KTOAdapter(PreferenceAdapter):
         assert isinstance(settings, reference.KTOSettings)
         return reference.KTOObjective(models[1], settings)
 
-    def watched(self, trainer_class: type, found: Recording) -> type:
-        """With log-probabilities, where the loss has a method of its own, which is given them."""
+    def watched(self, trainer_class: type, recording: Recording) -> type:
+        """A subclass that records log-probabilities, where a method of its own computes the loss from them."""
         loss: Any = getattr(trainer_class, "kto_loss", None)
         if loss is None:
             return trainer_class
 
         def kto_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if found.micro_batches:
+            if recording.micro_batches:
                 for stage, values in zip(_GIVEN, args, strict=False):
                     if values is not None:
-                        kept = values.detach().float().cpu().tolist()
-                        found.micro_batches[-1].values.setdefault(stage, kept)
+                        numbers = values.detach().float().cpu().tolist()
+                        recording.micro_batches[-1].values.setdefault(stage, numbers)
             return loss(self, *args, **kwargs)
 
         return type(trainer_class.__name__, (trainer_class,), {"kto_loss": kto_loss})
@@ -167,20 +169,20 @@ class KTOAdapter(PreferenceAdapter):
 
 ADAPTER = KTOAdapter()
 _ADDED = 2
-"""Tokens of a sequence in whose place a release may put those that begin and end one."""
+"""How many tokens of a sequence a release may replace by those that begin and end one."""
 _SHUFFLES_UNTIL = Version("0.12")
 """The first release that does not shuffle rows before it exchanges completions."""
 _GIVEN = (
     *("logps[chosen]", "logps[rejected]", "logps[kl]"),
     *("logps[reference_chosen]", "logps[reference_rejected]", "logps[reference_kl]"),
 )
-"""What ``kto_loss`` is given, in its order."""
+"""The quantities that are arguments of ``kto_loss``, in its order."""
 
 
 def _sequences(inputs: Mapping[str, Any], prefix: str) -> list[dict[str, tuple[float, ...]]]:
-    """Ids and which are the completion's, without padding; empty where there are none of this prefix.
+    """Ids and mask of the completion of each sequence, without padding; empty where no input has this prefix.
 
-    Releases until 1.7 have ids and the mask of what is real under other names, and until 1.5 labels.
+    Releases until 1.7 have other names for ids and attention mask, and those until 1.5 have labels.
     """
     ids = inputs.get(f"{prefix}input_ids", inputs.get(f"{prefix}completion_input_ids"))
     if ids is None:
@@ -188,51 +190,50 @@ def _sequences(inputs: Mapping[str, Any], prefix: str) -> list[dict[str, tuple[f
     real = inputs.get(f"{prefix}attention_mask", inputs.get(f"{prefix}completion_attention_mask"))
     labels = inputs.get(f"{prefix}completion_labels")
     counted = inputs[f"{prefix}completion_mask"] if labels is None else labels != -100
-    found = []
-    for own, kept, counts in zip(ids.tolist(), real.tolist(), counted.tolist(), strict=True):
-        places = [place for place, each in enumerate(kept) if each]
-        found.append(
+    sequences = []
+    for row_ids, row_mask, counts in zip(ids.tolist(), real.tolist(), counted.tolist(), strict=True):
+        places = [place for place, is_real in enumerate(row_mask) if is_real]
+        sequences.append(
             {
-                "ids": tuple(float(own[place]) for place in places),
+                "ids": tuple(float(row_ids[place]) for place in places),
                 "mask": tuple(float(counts[place]) for place in places),
             }
         )
-    return found
+    return sequences
 
 
 def _overcut(
     recordings: Sequence[Recording], whole: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> Iterator[Difference]:
-    """Of the first sequence that is left shorter than ``max_length``, by more than :data:`_ADDED`, though as a whole it
-    is not: how many tokens are left.
+    """The first sequence that is shorter than both ``max_length`` and its uncut length by more than :data:`_ADDED`.
 
     Args:
-        whole: token ids of prompts and of their completions.
+        whole: token ids of prompts and of their completions, before anything is cut.
     """
-    for rank, one in enumerate(recordings):
-        most = int(one.arguments["max_length"])
-        for number, batch in enumerate(one.training):
+    for rank, recording in enumerate(recordings):
+        most = int(recording.arguments["max_length"])
+        for number, batch in enumerate(recording.training):
             for row in batch.rows:
-                ids = [int(each) for each in row["ids"]]
-                own = [len(asked) + len(answer) for asked, answer in whole if ids[: len(asked)] == [*asked]]
-                if own and len(ids) < min([*own, most]) - _ADDED:
+                ids = [int(token) for token in row["ids"]]
+                lengths = [len(prompt) + len(answer) for prompt, answer in whole if ids[: len(prompt)] == [*prompt]]
+                if lengths and len(ids) < min([*lengths, most]) - _ADDED:
                     where = f"training, rank {rank}, micro-batch {number}"
-                    yield Difference("data[kept]", where, [min([*own, most])], [len(ids)], math.inf, _ADDED)
+                    yield Difference("data[kept]", where, [min([*lengths, most])], [len(ids)], math.inf, _ADDED)
                     return
 
 
 def _from_elsewhere(
-    own: list[dict[str, tuple[float, ...]]],
+    sequences: list[dict[str, tuple[float, ...]]],
     mismatched: list[dict[str, tuple[float, ...]]],
     arguments: Mapping[str, Any],
 ) -> list[tuple[str, Any, Any]]:
-    """The estimate of the divergence has the completions of its own batch, if nothing was cut."""
+    """Where nothing was cut, the estimate of the divergence must have the completions of its own batch."""
 
     def completions(rows: list[dict[str, tuple[float, ...]]]) -> list[tuple[float, ...]]:
-        return sorted(tuple(each for each, mask in zip(row["ids"], row["mask"], strict=True) if mask) for row in rows)
+        return sorted(tuple(token for token, mask in zip(row["ids"], row["mask"], strict=True) if mask) for row in rows)
 
     most = arguments.get("max_length")
-    if most is not None and max(len(row["ids"]) for row in [*own, *mismatched]) >= most:
+    if most is not None and max(len(row["ids"]) for row in [*sequences, *mismatched]) >= most:
         return []
-    right, seen = completions(own), completions(mismatched)
-    return [] if right == seen else [("data[kl_completions]", str(right), str(seen))]
+    expected, seen = completions(sequences), completions(mismatched)
+    return [] if expected == seen else [("data[kl_completions]", str(expected), str(seen))]

@@ -1,6 +1,6 @@
-"""Completions with labels to train on, and the token ids that they must become, by documentation alone.
+"""Completions with labels to train on, and the token ids that documentation makes of them.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ KINDS = (
     *("paired", "paired_implicit", "paired_conversational", "paired_conversational_implicit", "paired_column"),
     "template_kwargs",
 )
-"""Of a completion and a label, or, ``paired``, of two completions, as DPO's; ``paired_column``: and of another column,
-which is no matter of the training; ``long``: of a prompt of more than 512 tokens, each other row."""
+"""Rows of a completion and a label, or, ``paired``, of two completions, like DPO's; ``paired_column``: with another
+column that the training must ignore; ``long``: every other row has a prompt of more than 512 tokens."""
 _LONG = 600
 _PAIRS = {"paired": "plain", "paired_implicit": "implicit", "paired_conversational": "conversational"}
 _PAIRS |= {"paired_conversational_implicit": "conversational_implicit", "paired_column": "plain"}
@@ -32,22 +32,24 @@ tokenizer = pairs.tokenizer
 
 
 def rows(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> list[dict[str, Any]]:
-    """The rows as a user has them, of unequal lengths and with labels in no order, of which more are desirable."""
+    """The rows as a user has them: of unequal lengths, with unordered labels, most of them desirable."""
     kind = str(setting.get("data", "plain"))
-    found = pairs.pairs(model, {**setting, "data": _PAIRS.get(kind, kind)}, seed, part)
+    paired_rows = pairs.pairs(model, {**setting, "data": _PAIRS.get(kind, kind)}, seed, part)
     if kind == "long":
-        for number, row in enumerate(found[::2]):
-            row["prompt"] = " ".join(f"w{(number + each) % (model.words - 8)}" for each in range(_LONG))
+        for number, row in enumerate(paired_rows[::2]):
+            row["prompt"] = " ".join(f"w{(number + place) % (model.words - 8)}" for place in range(_LONG))
     if kind in _PAIRS:
-        beside = {"source": "w1"} if kind == "paired_column" else {}
-        return [{**row, **beside} for row in found[: len(found) // 2]]
+        extra_column = {"source": "w1"} if kind == "paired_column" else {}
+        return [{**row, **extra_column} for row in paired_rows[: len(paired_rows) // 2]]
     chosen = random.Random(f"{seed} labels of {part}")
     labelled = []
-    for row in found:
+    for row in paired_rows:
         drawn = chosen.random() < 0.6
         label = setting["labels"] == "desirable" if setting.get("labels") else drawn
-        given: dict[str, Any] = {name: value for name, value in row.items() if name not in ("chosen", "rejected")}
-        labelled.append({**given, "completion": row["chosen" if label else "rejected"], "label": label})
+        other_columns: dict[str, Any] = {
+            name: value for name, value in row.items() if name not in ("chosen", "rejected")
+        }
+        labelled.append({**other_columns, "completion": row["chosen" if label else "rejected"], "label": label})
     return labelled
 
 
@@ -56,86 +58,95 @@ def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) 
     return pairs.as_dataset(rows(model, setting, seed, part), setting)
 
 
-def unpaired(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A prompt, a completion and a label each; of pairs all that are desirable first.
+def unpaired(user_rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of a prompt, a completion and a label; of pairs, all desirable ones come first.
 
-    Undecided by the documentation: their order, which says what a prompt's mismatched completion is.
+    Documentation leaves open their order, which decides which completion is mismatched with a prompt.
     """
-    if not given or "label" in given[0]:
-        return [dict(row) for row in given]
-    found: list[dict[str, Any]] = []
-    for row in given:
+    if not user_rows or "label" in user_rows[0]:
+        return [dict(row) for row in user_rows]
+    labelled: list[dict[str, Any]] = []
+    for row in user_rows:
         prompt, *completions = pairs.parts(row)
-        found += [
-            {"prompt": prompt, "completion": each, "label": number == 0} for number, each in enumerate(completions)
+        labelled += [
+            {"prompt": prompt, "completion": completion, "label": number == 0}
+            for number, completion in enumerate(completions)
         ]
-    return found[0::2] + found[1::2]
+    return labelled[0::2] + labelled[1::2]
 
 
-def sequence(words: Any, row: Mapping[str, Any], undecided: reference.KTOUndecided) -> tuple[list[int], list[int]]:
+def sequence(
+    processing_class: Any, row: Mapping[str, Any], undecided: reference.KTOUndecided
+) -> tuple[list[int], list[int]]:
     """Token ids of a prompt and of its completion.
 
     A text has the special tokens that its tokenizer adds, and ends with an end of sequence; a conversation has those of
     the chat template alone.
 
     Args:
-        words: of :func:`tokenizer`.
+        processing_class: of :func:`tokenizer`.
         row: of :func:`unpaired`.
-        undecided: see ``text_start``.
+        undecided: ``text_start`` is used.
     """
     is_text = isinstance(row["prompt"], str)
     if is_text:
-        asked = words(row["prompt"], add_special_tokens=undecided.text_start == "tokenizer")["input_ids"]
-        answer = words(row["completion"], add_special_tokens=False)["input_ids"]
+        prompt = processing_class(row["prompt"], add_special_tokens=undecided.text_start == "tokenizer")["input_ids"]
+        answer = processing_class(row["completion"], add_special_tokens=False)["input_ids"]
     else:
-        asked, answer = pairs.conversation(words, row["prompt"], [row["completion"]], row)
-    start, end = words.bos_token_id, words.eos_token_id
-    if undecided.text_start == "missing" and start is not None and asked[:1] != [start]:
-        asked = [start, *asked]
+        prompt, answer = pairs.conversation(processing_class, row["prompt"], [row["completion"]], row)
+    start, end = processing_class.bos_token_id, processing_class.eos_token_id
+    if undecided.text_start == "missing" and start is not None and prompt[:1] != [start]:
+        prompt = [start, *prompt]
     if is_text and answer[-1:] != [end]:
         answer = [*answer, end]
-    return asked, answer
+    return prompt, answer
 
 
-def tokens(words: Any, given: Sequence[Mapping[str, Any]]) -> list[tuple[list[int], list[int]]]:
+def tokens(processing_class: Any, user_rows: Sequence[Mapping[str, Any]]) -> list[tuple[list[int], list[int]]]:
     """Token ids of the prompt and of the completion of each row, before anything is cut.
 
     Args:
-        given: of :func:`rows`.
+        user_rows: of :func:`rows`.
     """
     from pytest_trlcompat import reference
 
-    return [sequence(words, row, reference.KTOUndecided()) for row in unpaired(given)]
+    return [sequence(processing_class, row, reference.KTOUndecided()) for row in unpaired(user_rows)]
 
 
 def expected_rows(
-    words: Any, given: Sequence[Mapping[str, Any]], settings: reference.KTOSettings, size: int, max_length: int | None
+    processing_class: Any,
+    user_rows: Sequence[Mapping[str, Any]],
+    settings: reference.KTOSettings,
+    size: int,
+    max_length: int | None,
 ) -> list[dict[str, tuple[float, ...]]]:
     """What the rows must become, for :class:`pytest_trlcompat.reference.KTOObjective`.
 
-    A row of whose completion no token is left teaches nothing, and is none: it would only be counted in means.
+    A row without any token of its completion is left out: it teaches nothing, and would only count in means.
 
     Args:
-        given: of :func:`rows`.
+        user_rows: of :func:`rows`.
         size: rows of a micro-batch on a rank, among which completions are exchanged.
         max_length: sequences are cut on the right.
     """
     from pytest_trlcompat import reference
 
-    labelled = [(float(row["label"]), *sequence(words, row, settings.undecided)) for row in unpaired(given)]
+    labelled = [
+        (float(row["label"]), *sequence(processing_class, row, settings.undecided)) for row in unpaired(user_rows)
+    ]
     labelled = [row for row in labelled if max_length is None or len(row[1]) < max_length]
-    found = []
+    expected = []
     for start in range(0, len(labelled), size):
         batch = labelled[start : start + size]
         others = reference.mismatched([answer for _, _, answer in batch], settings)
-        for (label, asked, answer), other in zip(batch, others, strict=True):
-            made = {"label": (label,), **_columns("", asked, answer, max_length)}
-            found.append(made | (_columns("kl_", asked, other, max_length) if settings.estimates_kl else {}))
-    return found
+        for (label, prompt, answer), other in zip(batch, others, strict=True):
+            row = {"label": (label,), **_columns("", prompt, answer, max_length)}
+            expected.append(row | (_columns("kl_", prompt, other, max_length) if settings.estimates_kl else {}))
+    return expected
 
 
 def _columns(
-    prefix: str, asked: Sequence[int], answer: Sequence[int], most: int | None
+    prefix: str, prompt: Sequence[int], answer: Sequence[int], most: int | None
 ) -> dict[str, tuple[float, ...]]:
-    ids, mask = [*asked, *answer][:most], ([0] * len(asked) + [1] * len(answer))[:most]
+    ids, mask = [*prompt, *answer][:most], ([0] * len(prompt) + [1] * len(answer))[:most]
     return {f"{prefix}ids": tuple(map(float, ids)), f"{prefix}mask": tuple(map(float, mask))}

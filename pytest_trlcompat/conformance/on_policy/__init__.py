@@ -1,1 +1,1 @@
-"""What PPO and the legacy RLOO share: what is recorded of a training, and how it becomes the reference's."""
+"""What PPO and the legacy RLOO share: the records of a training, and how they become inputs of the reference."""

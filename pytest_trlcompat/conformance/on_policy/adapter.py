@@ -1,6 +1,6 @@
-"""What the adapters of PPO and of the legacy RLOO share: how a recording of theirs is compared.
+"""The base of the adapters of PPO and of the legacy RLOO: how their recordings are compared.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = ["OnPolicyAdapter", "is_measured_before_steps", "logging_steps", "rows
 class OnPolicyAdapter(TrainerAdapter):
     """
     Attributes:
-        trained: attributes of the untrained models: those that are trained.
+        trained: names of the models that are trained, attributes of the untrained models.
     """
 
     trained: ClassVar[tuple[str, ...]]
 
     @abc.abstractmethod
     def expected(self, recordings: Sequence[OnPolicyRecording], untrained: Any, known: Conventions) -> list[Quantity]:
-        """The reference's quantities of what was recorded."""
+        """The quantities that the reference computes for the recordings."""
 
     @abc.abstractmethod
     def recorded(self, recordings: Sequence[OnPolicyRecording]) -> Mapping[tuple[str, str], Any]:
@@ -63,12 +63,16 @@ class OnPolicyAdapter(TrainerAdapter):
                 for changed in comparison.neighbours(*models)
             ]
 
-        before = before_steps(recordings[0]) if is_measured_before_steps() else ()
-        return comparison.compare_with_reference(expected(untrained), self.recorded(recordings), neighbours, before)
+        return comparison.compare_with_reference(
+            expected(untrained),
+            self.recorded(recordings),
+            neighbours,
+            [*before_steps(recordings[0])] if is_measured_before_steps() else [],
+        )
 
 
 def is_measured_before_steps() -> bool:
-    """Whether what precedes the steps is compared: it was measured from 0.12 on."""
+    """Whether what precedes the steps is compared: it is measured from 0.12 on."""
     return Version(metadata.version("trl")) >= Version("0.12")
 
 
@@ -81,6 +85,6 @@ def logging_steps(recordings: Sequence[OnPolicyRecording]) -> int:
 
 
 def rows_of_batch(recordings: Sequence[OnPolicyRecording]) -> int:
-    """Of a batch on one rank, as documented."""
+    """The documented number of rows of a batch on one rank."""
     arguments = recordings[0].arguments
     return int(arguments["per_device_train_batch_size"]) * int(arguments["gradient_accumulation_steps"])

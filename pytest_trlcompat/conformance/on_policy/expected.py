@@ -1,6 +1,6 @@
-"""What a recorded training was given, as the reference takes it: settings, episodes, layouts, and models.
+"""The inputs of a recorded training as the reference takes them: settings, episodes, layouts, and models.
 
-Runs inside a rank, or wherever torch is; imports nothing else of the stack.
+Runs inside a rank, or wherever torch is.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ def settings_of(
         undecided: the class of what documentation leaves open.
     """
     arguments: Mapping[str, Any] = recordings[0].arguments
-    names = {each.name for each in fields(kind)}
+    names = {field.name for field in fields(kind)}
     chosen = {**conventions.absent, **{name: value for name, value in arguments.items() if name in names}}
     for name in ("lr_scheduler_type", "optim"):
         chosen[name] = str(getattr(arguments[name], "value", arguments[name]))
     if chosen.get("warmup_steps") == 0:
+        # The reference has one setting for both: below 1 it is the part of the steps that warmup_ratio names.
         chosen["warmup_steps"] = arguments.get("warmup_ratio") or 0
     micro_batch = int(arguments["per_device_train_batch_size"])
     mini_batch = int(arguments["local_batch_size"]) // int(arguments["num_mini_batches"])
     chosen["gradient_accumulation_steps"] = max(1, mini_batch // micro_batch)
-    own = {"world_size": len(recordings), "pad_token_id": 0, "eos_token_id": 1}
-    return kind(**{**chosen, **own, "undecided": undecided(**conventions.undecided)})
+    fixed = {"world_size": len(recordings), "pad_token_id": 0, "eos_token_id": 1}
+    return kind(**{**chosen, **fixed, "undecided": undecided(**conventions.undecided)})
 
 
 def episodes(recordings: Sequence[OnPolicyRecording]) -> list[reference.Episodes]:
@@ -59,17 +60,17 @@ def episodes(recordings: Sequence[OnPolicyRecording]) -> list[reference.Episodes
     size = int(recordings[0].arguments["local_batch_size"])
     if len(recordings[0].rows) < size:
         raise StepCountMismatch("there was no batch")
-    found = []
+    batches = []
     for batch in range(len(recordings[0].rows) // size):
-        rows = [row for one in recordings for row in one.rows[batch * size : (batch + 1) * size]]
-        found.append(reference.Episodes([query for query, _ in rows], [response for _, response in rows]))
-    return found
+        rows = [row for recording in recordings for row in recording.rows[batch * size : (batch + 1) * size]]
+        batches.append(reference.Episodes([query for query, _ in rows], [response for _, response in rows]))
+    return batches
 
 
 def layouts(
     recordings: Sequence[OnPolicyRecording], batches: int, settings: reference.OnPolicySettings
 ) -> list[list[list[list[list[list[int]]]]]]:
-    """Rows of each batch by epoch, mini-batch, micro-batch and rank, as they were dealt.
+    """Rows of each batch by epoch, mini-batch, micro-batch and rank, as the trainer dealt them.
 
     Raises:
         StepCountMismatch: the micro-batches of a batch are not its rows.
@@ -83,17 +84,17 @@ def _layout(
 ) -> list[list[list[list[list[int]]]]]:
     epochs, minis, micros = settings.num_ppo_epochs, settings.num_mini_batches, settings.gradient_accumulation_steps
     ranks = []
-    for rank, one in enumerate(recordings):
-        own = [rows for number, rows in one.micro_batches if number == batch]
-        if len(own) != epochs * minis * micros:
+    for rank, recording in enumerate(recordings):
+        dealt = [rows for number, rows in recording.micro_batches if number == batch]
+        if len(dealt) != epochs * minis * micros:
             raise StepCountMismatch(
-                f"batch {batch} was trained on in {len(own)} micro-batches, not {epochs} x {minis} x {micros}"
+                f"batch {batch} was trained on in {len(dealt)} micro-batches, not {epochs} x {minis} x {micros}"
             )
-        sampled = [query + response for query, response in one.rows[batch * size : (batch + 1) * size]]
+        sampled = [query + response for query, response in recording.rows[batch * size : (batch + 1) * size]]
         placed = []
-        for start in range(0, len(own), minis * micros):
+        for start in range(0, len(dealt), minis * micros):
             unused: list[Any] = [*sampled]
-            for rows in own[start : start + minis * micros]:
+            for rows in dealt[start : start + minis * micros]:
                 places = []
                 for row in rows:
                     if row not in unused:
@@ -106,12 +107,12 @@ def _layout(
         ranks.append(placed)
     numbers = iter(range(epochs * minis * micros))
     flat = [[rank[number] for rank in ranks] for number in numbers]
-    each = [flat[start : start + micros] for start in range(0, len(flat), micros)]
-    return [each[start : start + minis] for start in range(0, len(each), minis)]
+    mini_batches = [flat[start : start + micros] for start in range(0, len(flat), micros)]
+    return [mini_batches[start : start + minis] for start in range(0, len(mini_batches), minis)]
 
 
 def numbers(model: Any) -> torch.nn.Module:
-    """A model with one label as one that gives a number for each token."""
+    """A module that gives, for each token, the single output of a classifier with one label."""
     import torch
 
     class Numbers(torch.nn.Module):

@@ -1,8 +1,7 @@
-"""What recordings of PPO and of the legacy RLOO share: queries, fixed responses, and what is looked at in each step.
+"""What recordings of PPO and of the legacy RLOO share: queries, fixed responses, and the records of each step.
 
-Runs inside a rank; imports the stack only inside functions. Responses are fixed by their query, and drawn by
-Transformers' own generation. Gradients and weights are looked at around the optimizer's step, and rows at the forwards
-of what is trained.
+Runs inside a rank. A response follows from its query, and Transformers' own generation draws it. Gradients and weights
+are recorded around the optimizer's step, and rows in the forward pass of the trained model.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ __all__ = [
 RESPONSE_LENGTH = 6
 BATCHES = 3
 EPOCH = 2
-"""Batches of the data set: the third one is of its second epoch, unless there are several mini-batches."""
+"""Batches of the dataset: the third one is in its second epoch, unless there are several mini-batches."""
 ROWS = 8
-"""Rows of a batch on each rank: whitening of rewards asks for as many."""
+"""Rows of a batch on each rank: whitening of rewards needs as many."""
 STOP_WORD = 5
-"""A token that half of the responses have; no end of sequence."""
+"""A token that half of the responses have, and that is no end of sequence."""
 _PAD, _EOS, _SPECIAL = 0, 1, 3
 
 BASE: Mapping[str, Any] = {
@@ -54,16 +53,15 @@ BASE: Mapping[str, Any] = {
     "adam_epsilon": 1e-5,
     "stop_token": "eos",
 }
-"""SGD, since it hides no factor of a gradient, at a rate at which no training diverges: those that do make any rounding
-large. With AdamW ``adam_epsilon`` keeps rounding from becoming a step.
-"""
+"""SGD, since a wrong factor of a gradient then shows, at a rate at which no training diverges: one that does makes any
+rounding large. With AdamW, ``adam_epsilon`` keeps gradients that are only rounding from becoming a whole step."""
 
 
 def arguments_of(setting: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the config for a setting.
 
     Args:
-        setting: fields of the config; ``stop_token="none"`` stands for none.
+        setting: fields of the config; ``stop_token="none"`` means none.
     """
     values = {
         **BASE,
@@ -78,13 +76,12 @@ def arguments_of(setting: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows_of_batches() -> int:
-    """Those of the batches of the data set, over all ranks."""
+    """Rows of the dataset, over all ranks."""
     return ROWS * world_size() * EPOCH
 
 
 def seeded() -> None:
-    """Start from the same random numbers, those of Transformers and of numpy: it deals rows to mini-batches, and TRL
-    does not seed it."""
+    """Seed torch and numpy: TRL deals rows to mini-batches with numpy, and does not seed it."""
     import numpy
     import torch
 
@@ -93,19 +90,19 @@ def seeded() -> None:
 
 
 def recording(trainer: Any) -> OnPolicyRecording:
-    """An empty one with the arguments as the trainer has them."""
+    """An empty recording with the arguments as the trainer has them."""
     import os
 
-    kept = (int, float, str, bool, type(None))
-    arguments = {name: value for name, value in vars(trainer.args).items() if isinstance(value, kept)}
-    found = OnPolicyRecording(arguments, rank=int(os.environ.get("RANK", "0")))
-    found.arguments["stop_token_id"] = getattr(trainer, "stop_token_id", found.arguments.get("stop_token_id"))
-    return found
+    plain_types = (int, float, str, bool, type(None))
+    arguments = {name: value for name, value in vars(trainer.args).items() if isinstance(value, plain_types)}
+    empty = OnPolicyRecording(arguments, rank=int(os.environ.get("RANK", "0")))
+    empty.arguments["stop_token_id"] = getattr(trainer, "stop_token_id", empty.arguments.get("stop_token_id"))
+    return empty
 
 
 @contextlib.contextmanager
 def few_objects() -> Iterator[None]:
-    """Let the garbage collector, which TRL calls several times a batch, pass over what was there before."""
+    """Within, the garbage collector skips objects that exist already: TRL calls it several times for each batch."""
     import gc
 
     gc.freeze()
@@ -116,10 +113,10 @@ def few_objects() -> Iterator[None]:
 
 
 def collator(tokenizer: Any, collated: list[int]) -> Any:
-    """A user's own, which pads as the default one does.
+    """A user's own collator, which pads as the default one does.
 
     Args:
-        collated: where it keeps of how many rows it made each batch.
+        collated: the list to which it appends the number of rows of each batch.
     """
     from transformers import DataCollatorWithPadding
 
@@ -132,7 +129,7 @@ def collator(tokenizer: Any, collated: list[int]) -> Any:
 
 
 def move(model: Any, seed: int) -> None:
-    """Other weights, so that there is a divergence from the first batch on."""
+    """Change the weights of a model, so that there is a divergence from the first batch on."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -156,24 +153,24 @@ def queries(words: int, rows: int, seed: int) -> Any:
 
 
 def _response(query: list[int], call: int, words: int, seed: int, copy: int = 0) -> list[int]:
-    """Token ids that generation draws one after the other, whether or not it stops at one.
+    """Token ids that generation draws one after the other, whether or not it stops at one of them.
 
     Args:
-        copy: how many rows of the call had the same query before.
+        copy: how many earlier rows of the call have the same query.
     """
     dice = random.Random(f"{seed}/{tuple(query)}/{call}" + (f"/{copy}" if copy else ""))
-    found = [_SPECIAL + dice.randrange(words) for _ in range(RESPONSE_LENGTH)]
-    found = [STOP_WORD + 1 if token == STOP_WORD else token for token in found]
+    tokens = [_SPECIAL + dice.randrange(words) for _ in range(RESPONSE_LENGTH)]
+    tokens = [STOP_WORD + 1 if token == STOP_WORD else token for token in tokens]
     if dice.random() < 0.7:
-        found[dice.randrange(RESPONSE_LENGTH)] = _EOS
+        tokens[dice.randrange(RESPONSE_LENGTH)] = _EOS
     if dice.random() < 0.5:
-        found[dice.randrange(RESPONSE_LENGTH)] = STOP_WORD
-    return found
+        tokens[dice.randrange(RESPONSE_LENGTH)] = STOP_WORD
+    return tokens
 
 
 @contextlib.contextmanager
-def fixed_responses(words: int, found: OnPolicyRecording, seed: int) -> Iterator[None]:
-    """Let generation run, and draw the fixed tokens."""
+def fixed_responses(words: int, recording: OnPolicyRecording, seed: int) -> Iterator[None]:
+    """Within, generation runs as it is, and draws the fixed tokens."""
     import torch
     from transformers.generation import GenerationMixin
 
@@ -182,11 +179,11 @@ def fixed_responses(words: int, found: OnPolicyRecording, seed: int) -> Iterator
 
     def fixed(self: Any, *args: Any, **kwargs: Any) -> Any:
         ids, mask = kwargs["input_ids"], kwargs["attention_mask"].bool()
-        queries = [row[own].tolist() for row, own in zip(ids, mask, strict=True)]
-        call = len(found.rows)
+        queries = [row[is_real].tolist() for row, is_real in zip(ids, mask, strict=True)]
+        call = len(recording.rows)
         copies = [queries[:number].count(query) for number, query in enumerate(queries)]
         pairs = zip(queries, copies, strict=True)
-        planned = torch.tensor([_response(one, call, words, seed, copy) for one, copy in pairs], device=ids.device)
+        planned = torch.tensor([_response(query, call, words, seed, copy) for query, copy in pairs], device=ids.device)
         drawn = 0
 
         def draw(probabilities: torch.Tensor, num_samples: int, *_: Any, **__: Any) -> torch.Tensor:
@@ -204,11 +201,11 @@ def fixed_responses(words: int, found: OnPolicyRecording, seed: int) -> Iterator
                 output = generate(self, *args, **kwargs)
         finally:
             torch.multinomial = multinomial
-        found.drawn.append({name: getattr(prepared[0], name, None) for name in DRAWN})
+        recording.drawn.append({name: getattr(prepared[0], name, None) for name in DRAWN})
         for query, row in zip(queries, output.sequences[:, ids.shape[1] :].tolist(), strict=True):
             while row and row[-1] == _PAD:
                 row.pop()
-            found.rows.append((query, row))
+            recording.rows.append((query, row))
         return output
 
     GenerationMixin.generate = fixed
@@ -219,14 +216,14 @@ def fixed_responses(words: int, found: OnPolicyRecording, seed: int) -> Iterator
 
 
 @contextlib.contextmanager
-def watched_training(trainer: Any, trained: Any, found: OnPolicyRecording) -> Iterator[None]:
-    """Keep the tokens of each micro-batch, and gradients and weights around each step of the optimizer."""
+def watched_training(trainer: Any, trained: Any, recording: OnPolicyRecording) -> Iterator[None]:
+    """Record the tokens of each micro-batch, and gradients and weights around each step of the optimizer."""
     import torch
 
     def forward(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
             pairs = zip(kwargs["input_ids"], kwargs["attention_mask"].bool(), strict=True)
-            found.micro_batches.append((found.batch, [ids[mask].tolist() for ids, mask in pairs]))
+            recording.micro_batches.append((recording.batch, [ids[mask].tolist() for ids, mask in pairs]))
 
     def tensors(gradients: bool) -> dict[str, torch.Tensor]:
         return {
@@ -239,10 +236,10 @@ def watched_training(trainer: Any, trained: Any, found: OnPolicyRecording) -> It
 
     def before(*_: Any) -> None:
         rate = float(inner.param_groups[0]["lr"])
-        found.steps.append(OnPolicyStep(len(found.micro_batches), rate, tensors(gradients=True), {}))
+        recording.steps.append(OnPolicyStep(len(recording.micro_batches), rate, tensors(gradients=True), {}))
 
     def after(*_: Any) -> None:
-        found.steps[-1].weights = tensors(gradients=False)
+        recording.steps[-1].weights = tensors(gradients=False)
 
     inner = trainer.optimizer
     while hasattr(inner, "optimizer"):

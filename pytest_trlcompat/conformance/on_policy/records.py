@@ -1,4 +1,4 @@
-"""What is kept of a training with PPO, or with the legacy RLOO. Imports nothing of the stack at its start."""
+"""The records of a training with PPO or with the legacy RLOO."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class OnPolicyStep:
     """One step of the optimizer.
 
     Attributes:
-        micro_batches: how many there were until now.
-        gradients: what the optimizer got; weights: after the step.
+        micro_batches: how many there were up to and including this step.
+        gradients: as the optimizer got them; ``weights``: after the step.
     """
 
     micro_batches: int
@@ -32,15 +32,15 @@ class OnPolicyRecording:
 
     Attributes:
         arguments: fields of the config as the trainer has them.
-        rank: whose.
+        rank: the rank that recorded it.
         rows: query and response of each row, without padding, in the order of batches.
-        seen: by quantity, what passed by in each batch: ``(batch, tensor)``.
-        micro_batches: batch, and the tokens of each row without padding.
-        checkpoints: after how many batches there was one.
-        drawn: what decides how tokens are drawn, by name, of each call of ``generate``.
-        asked: fields of the config as its user wrote them, where ``arguments`` must still have them.
-        prompts: of the dataset, where it is known.
-        collated: how many rows the user's own collator made batches of; ``None`` where there is none.
+        seen: by quantity, the tensors of each batch: ``(batch, tensor)``.
+        micro_batches: the batch, and the tokens of each row without padding.
+        checkpoints: the numbers of batches after which there was a checkpoint.
+        drawn: for each call of ``generate``, the arguments that decide how tokens are drawn, by name.
+        asked: fields of the config as the user wrote them, which ``arguments`` must still have.
+        prompts: their number in the dataset, where it is known.
+        collated: how many rows the user's own collator has collated; ``None`` without such a collator.
     """
 
     arguments: dict[str, Any]
@@ -58,7 +58,7 @@ class OnPolicyRecording:
 
     @property
     def batch(self) -> int:
-        """The current one."""
+        """The number of the current batch."""
         return (len(self.rows) - 1) // int(self.arguments["local_batch_size"])
 
     def see(self, name: str, values: torch.Tensor) -> None:
@@ -68,10 +68,10 @@ class OnPolicyRecording:
         """All rows of a batch, or ``None`` where this release does not show it."""
         import torch
 
-        parts = [each for number, each in self.seen.get(name, []) if number == batch]
+        parts = [values for number, values in self.seen.get(name, []) if number == batch]
         if not parts:
             return None
         if parts[0].dim() == 1:
             return torch.cat(parts)
-        width = max(each.shape[-1] for each in parts)
-        return torch.cat([torch.nn.functional.pad(each, (0, width - each.shape[-1])) for each in parts])
+        width = max(part.shape[-1] for part in parts)
+        return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[-1])) for part in parts])

@@ -1,2 +1,2 @@
-"""PPO: :mod:`.expected` computes what a recorded training must give, and :mod:`.quantities` says what of both is
-compared, in the order in which a step makes it."""
+"""PPO: :mod:`.expected` computes what a recorded training must give, and :mod:`.quantities` lists what is compared, in
+the order in which a step computes it."""

@@ -1,6 +1,6 @@
-"""What a recorded PPO training must give, computed by the reference from the same queries and responses.
+"""Compute with the reference what a recorded PPO training must give, from the same queries and responses.
 
-Runs inside a rank, or wherever torch is; imports nothing else of the stack.
+Runs inside a rank, or wherever torch is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Untrained:
     """The models as they were before the training.
 
     Attributes:
-        value_model, reward_model: with one label.
+        value_model, reward_model: classifiers with one label.
     """
 
     policy: torch.nn.Module

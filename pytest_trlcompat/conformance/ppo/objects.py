@@ -1,6 +1,6 @@
 """PPO trainers on tiny models, for conformance and for suites.
 
-Runs inside the ranks; imports the stack only inside functions.
+Runs inside the ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
 OMITTED = object()
-"""In place of an argument of a trainer: it is given none."""
+"""The value of a trainer's argument that is left out."""
 PROMPT_LENGTH, RESPONSE_LENGTH = 6, 3
 ROWS = 4
 """Rows of a batch over all ranks."""
@@ -25,9 +25,9 @@ STEPS = 2
 
 @dataclass
 class Models:
-    """What PPO trains and judges with. Build it before the configuration.
+    """The models of PPO. Build them before the configuration.
 
-    Under ZeRO-3 a model that is built afterwards is partitioned at once, and an embedding with a pad token then fails:
+    Under ZeRO-3 a model that is built after it is partitioned at once, and an embedding with a pad token then fails:
     ``IndexError: index 0 is out of bounds``.
     """
 
@@ -53,7 +53,7 @@ def trainer_class(subject: str) -> type:
 
 
 def load_models(model: TinyModel) -> Models:
-    """A policy and its reference from the folder, and a reward and a value model whose heads are no zeros."""
+    """A policy and its reference from the folder, and a reward and a value model whose heads are not zero."""
     import copy
 
     import torch
@@ -85,14 +85,14 @@ def build_trainer(
 
     Args:
         cls: a subclass to build instead of the subject's trainer.
-        arguments: of the trainer by TRL's newest names, in place of those that it is given here; or :data:`OMITTED`.
+        arguments: of the trainer by TRL's newest names, in place of the default ones; :data:`OMITTED` leaves one out.
         before: called between the configuration and the trainer.
         config_cls: the configuration's class; ours by default, see :func:`config`.
         settings: of its configuration; those that the release does not know are left out.
     """
 
     models = load_models(model)  # before the configuration
-    given = {
+    trainer_arguments = {
         "args": config(config_cls, **settings),
         "processing_class": model.tokenizer,
         **vars(models),
@@ -102,9 +102,9 @@ def build_trainer(
     }
     if before is not None:
         before()
-    given = {name: value for name, value in given.items() if value is not OMITTED}
+    trainer_arguments = {name: value for name, value in trainer_arguments.items() if value is not OMITTED}
     chosen = cls or trainer_class(subject)
-    return chosen(**renamed(trainer_class(subject), given))
+    return chosen(**renamed(trainer_class(subject), trainer_arguments))
 
 
 def config(cls: Any = None, /, **settings: Any) -> Any:
@@ -133,7 +133,7 @@ def config(cls: Any = None, /, **settings: Any) -> Any:
         "temperature": 1.0,
         "kl_coef": 0.1,
         "learning_rate": 2e-2,
-        "max_grad_norm": 0.0,  # TRL's trainer clips nothing (ppo-max-grad-norm), and numbers of both are compared
+        "max_grad_norm": 0.0,  # TRL's trainer does not clip (ppo-max-grad-norm), and both subjects are compared
         "lr_scheduler_type": "constant",
         "logging_steps": 1,
         "save_strategy": "no",
@@ -166,7 +166,7 @@ def configure_after_grpo(subject: str) -> None:
 
 
 def gathered_policy(trainer: Any) -> dict[str, Any]:
-    """The truth about the policy: whole tensors on the CPU, by its own names; on rank 0 at least. Collective."""
+    """The weights of the policy: whole tensors on the CPU by their names in it; on rank 0 at least. Collective."""
     state = trainer.accelerator.get_state_dict(trainer.model) or {}
     return {
         name[len("policy.") :]: tensor.detach().cpu().clone()
@@ -194,7 +194,7 @@ def queries(vocab_size: int, rows: int = 16, length: int = PROMPT_LENGTH) -> Any
 
 
 def lora(**settings: Any) -> Any:
-    """An adapter of weights that are no zeros, and large: the policy is far from its reference to begin with."""
+    """An adapter with large random weights: the policy is far from its reference from the beginning."""
     from peft import LoraConfig
 
     targets = ["q_proj", "v_proj", "down_proj"]

@@ -1,4 +1,4 @@
-"""The quantities of a PPO training, in the order in which its steps make them: of the reference and of a recording.
+"""The quantities of a PPO training, expected and recorded, in the order in which its steps compute them.
 
 Runs inside a rank, or wherever torch is.
 """
@@ -29,7 +29,7 @@ _BY_BATCH = (
 def expected_quantities(
     steps: Sequence[reference.PPOStep], logging_steps: int, documented_rows: int | None
 ) -> Iterator[Quantity]:
-    """Everything that a recording can show, in the order in which steps make it.
+    """Everything that a recording can show, in the order in which steps compute it.
 
     Args:
         documented_rows: of a batch on one rank, "``per_device_train_batch_size`` * ``gradient_accumulation_steps``";
@@ -40,27 +40,27 @@ def expected_quantities(
     if documented_rows is not None:
         yield Quantity("data[rows of a batch]", "training", torch.tensor([float(documented_rows)]))
     for batch, step in enumerate(steps):
-        made, place = step.experience, f"batch {batch}"
-        mask, states = made.tokens.completion_mask, made.step_mask
+        experience, place = step.experience, f"batch {batch}"
+        mask, states = experience.tokens.completion_mask, experience.step_mask
         yield Quantity("mask", place, mask.double(), torch.ones_like(mask))
-        yield Quantity("logprobs", place, made.logprobs, mask)
-        yield Quantity("reference_logprobs", place, made.reference_logprobs, mask)
-        yield Quantity("values", place, made.values, states)
-        yield Quantity("scores", place, made.scores)
-        yield Quantity("rewards", place, made.rewards, states)
-        yield Quantity("whitened_rewards", place, made.whitened_rewards, states)
-        yield Quantity("estimates", place, made.returns - made.values, mask)
-        yield Quantity("advantages", place, made.advantages, mask)
-        for one in expected_steps(step.optimizer_steps, place, ("logprobs",)):
-            yield dataclasses.replace(one, stage="new_logprobs") if one.stage == "logprobs" else one
-        if logging_steps == 1:  # what a line says of several batches is not documented
+        yield Quantity("logprobs", place, experience.logprobs, mask)
+        yield Quantity("reference_logprobs", place, experience.reference_logprobs, mask)
+        yield Quantity("values", place, experience.values, states)
+        yield Quantity("scores", place, experience.scores)
+        yield Quantity("rewards", place, experience.rewards, states)
+        yield Quantity("whitened_rewards", place, experience.whitened_rewards, states)
+        yield Quantity("estimates", place, experience.returns - experience.values, mask)
+        yield Quantity("advantages", place, experience.advantages, mask)
+        for quantity in expected_steps(step.optimizer_steps, place, ("logprobs",)):
+            yield dataclasses.replace(quantity, stage="new_logprobs") if quantity.stage == "logprobs" else quantity
+        if logging_steps == 1:  # it is not documented what a line says of several batches
             for name, value in step.logs.items():
                 yield Quantity(f"logs[{name}]", place, torch.tensor([value], dtype=torch.float64))
     yield Quantity("logs[number of lines]", "training", torch.tensor([float(len(steps) // logging_steps)]))
 
 
 def recorded_quantities(recordings: Sequence[OnPolicyRecording]) -> dict[tuple[str, str], torch.Tensor]:
-    """The same of a recording, as far as this release shows it, by stage and place."""
+    """The same quantities of a recording, as far as this release shows them, by stage and place."""
     import torch
 
     return {

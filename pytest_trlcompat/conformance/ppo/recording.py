@@ -1,8 +1,8 @@
-"""A short PPO training with a setting, and everything of it that the reference computes too.
+"""Train briefly with PPO and a setting, and record everything that the reference computes too.
 
-Runs inside a rank; imports the stack only inside functions. What a trainer does not show from outside is looked at
-where it passes by: the functions of its module that give log-probabilities, values and scores, and whitened advantages;
-the rest as :mod:`~pytest_trlcompat.conformance.on_policy.recording` says.
+Runs inside a rank. What a trainer does not show from outside is recorded at the functions of its module that return
+log-probabilities, values and scores, and whitened advantages; the rest as
+:mod:`~pytest_trlcompat.conformance.on_policy.recording` says.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "refused": (False, True),
     "refused_naming": ("", "train_dataset", "value_model", "peft_config"),
 }
-"""What a setting may have beside fields of the config. ``policy``: its gradient checkpointing was switched on before,
-its own generation config has a temperature and the like, or it comes with an adapter. ``given``: a collator of the
-user's own; nothing for an argument without which there is no training; ``peft_mapping``: a mapping in place of PEFT's
-config. ``refused``: as for other trainers."""
+"""What a setting may have in addition to fields of the config. ``policy``: its gradient checkpointing was switched on
+before, its own generation config has a temperature and the like, or it comes with an adapter. ``given``: a collator of
+the user's own; an argument left out that a training needs; ``peft_mapping``: a mapping in place of PEFT's config.
+``refused``: as for other trainers."""
 
 
 def unknown(setting: Mapping[str, Any]) -> list[str]:
@@ -60,13 +60,13 @@ def record(
     """Train.
 
     Args:
-        setting: fields of the config; ``stop_token="none"`` stands for none.
+        setting: fields of the config, and :data:`AXES`; ``stop_token="none"`` means none.
         seed: of queries and responses.
 
     Returns:
-        What was recorded, and the models as they were before.
+        The recording, and the models as they were before.
     """
-    values = on_policy.arguments_of({name: each for name, each in setting.items() if name not in AXES})
+    values = on_policy.arguments_of({name: value for name, value in setting.items() if name not in AXES})
     on_policy.seeded()
     # Releases before 0.17 have num_mini_batches times as many rows in a batch.
     rows = on_policy.rows_of_batches() * values.get("num_mini_batches", 1)
@@ -80,51 +80,51 @@ def record(
     reference_model = getattr(trainer, "ref_model", None) or trainer.ref_policy
     on_policy.move(reference_model, seed=3)
     models = (trained.policy, trained.value_model, trainer.reward_model, reference_model)
-    before = Untrained(*(copy.deepcopy(each).cpu() for each in models))
-    found = on_policy.recording(trainer)
-    found.asked = {name: values[name] for name in ("run_name",) if name in values}
+    before = Untrained(*(copy.deepcopy(module).cpu() for module in models))
+    recording = on_policy.recording(trainer)
+    recording.asked = {name: values[name] for name in ("run_name",) if name in values}
     with (
-        on_policy.fixed_responses(model.words, found, seed),
-        _watched_functions(trainer, found),
-        on_policy.watched_training(trainer, trained, found),
+        on_policy.fixed_responses(model.words, recording, seed),
+        _watched_functions(trainer, recording),
+        on_policy.watched_training(trainer, trained, recording),
         on_policy.few_objects(),
     ):
         trainer.train()
-    found.logs = objects.logged(trainer)
-    found.collated = sum(collated) if setting.get("given") == "collator" else None
-    return found, before
+    recording.logs = objects.logged(trainer)
+    recording.collated = sum(collated) if setting.get("given") == "collator" else None
+    return recording, before
 
 
 def _arguments(model: TinyModel, setting: Mapping[str, Any], collated: list[int]) -> dict[str, Any]:
-    """What the trainer is given in place of, or beside what every training has.
+    """Arguments of the trainer that replace, or are added to, those of every training.
 
     Args:
-        collated: where the user's own collator keeps of how many rows it made a batch.
+        collated: the list to which the user's own collator appends the number of rows of each batch.
     """
-    found: dict[str, Any] = {}
-    policy, given = setting.get("policy"), setting.get("given")
+    arguments: dict[str, Any] = {}
+    policy, kind = setting.get("policy"), setting.get("given")
     if policy:
-        found["model"] = objects.load_models(model).model
+        arguments["model"] = objects.load_models(model).model
     if policy == "generation_settings":
-        found["model"].generation_config.update(temperature=0.3, top_k=7, top_p=0.8, repetition_penalty=1.3)
+        arguments["model"].generation_config.update(temperature=0.3, top_k=7, top_p=0.8, repetition_penalty=1.3)
     elif policy == "checkpointing":
-        found["model"].gradient_checkpointing_enable()
+        arguments["model"].gradient_checkpointing_enable()
     elif policy == "peft_model":
         from peft import get_peft_model
 
-        found["model"] = get_peft_model(found["model"], objects.lora())
-    if given in ("no_train_dataset", "no_value_model"):
-        found[given.removeprefix("no_")] = None if given == "no_train_dataset" else objects.OMITTED
-    elif given in ("peft_config", "peft_mapping"):
-        found["peft_config"] = objects.lora() if given == "peft_config" else {"r": 4}
-    elif given == "collator":
-        found["data_collator"] = on_policy.collator(model.tokenizer, collated)
-    return found
+        arguments["model"] = get_peft_model(arguments["model"], objects.lora())
+    if kind in ("no_train_dataset", "no_value_model"):
+        arguments[kind.removeprefix("no_")] = None if kind == "no_train_dataset" else objects.OMITTED
+    elif kind in ("peft_config", "peft_mapping"):
+        arguments["peft_config"] = objects.lora() if kind == "peft_config" else {"r": 4}
+    elif kind == "collator":
+        arguments["data_collator"] = on_policy.collator(model.tokenizer, collated)
+    return arguments
 
 
 @contextlib.contextmanager
-def _watched_functions(trainer: Any, found: OnPolicyRecording) -> Iterator[None]:
-    """Keep what the functions give that the trainer's module calls by a name of its own."""
+def _watched_functions(trainer: Any, recording: OnPolicyRecording) -> Iterator[None]:
+    """Record the results of functions that the trainer's module calls by names in its own namespace."""
     import sys
     from unittest import mock
 
@@ -137,33 +137,33 @@ def _watched_functions(trainer: Any, found: OnPolicyRecording) -> Iterator[None]
 
     def log_softmax(logits: torch.Tensor, index: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         nonlocal expected
-        given: torch.Tensor = originals["selective_log_softmax"](logits, index, *args, **kwargs)
+        logprobs: torch.Tensor = originals["selective_log_softmax"](logits, index, *args, **kwargs)
         if torch.is_grad_enabled():
-            found.see("new_logprobs", given)
-        else:  # of each part of a batch first the policy's, then the reference model's
-            found.see(expected, given)
+            recording.see("new_logprobs", logprobs)
+        else:  # for each part of a batch, the policy is called before the reference model
+            recording.see(expected, logprobs)
             expected = "reference_logprobs" if expected == "logprobs" else "logprobs"
-        return given
+        return logprobs
 
     def reward(model: Any, ids: torch.Tensor, pad: int, context_length: int) -> Any:
-        given = originals["get_reward"](model, ids, pad, context_length)
+        outputs = originals["get_reward"](model, ids, pad, context_length)
         if model is trainer.reward_model:
-            found.see("scores", given[1].reshape(-1))
+            recording.see("scores", outputs[1].reshape(-1))
         else:
-            found.see("values", given[0][:, context_length - 1 : -1].squeeze(-1))
-        return given
+            recording.see("values", outputs[0][:, context_length - 1 : -1].squeeze(-1))
+        return outputs
 
     def whiten(values: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
-        given: torch.Tensor = originals["masked_whiten"](values, mask, shift_mean)
-        # The first call of a batch is for rewards, where these are whitened.
-        if trainer.args.whiten_rewards and found.of_batch("rewards", found.batch) is None:
-            found.see("rewards", values)
-            found.see("whitened_rewards", given)
+        whitened: torch.Tensor = originals["masked_whiten"](values, mask, shift_mean)
+        # Where rewards are whitened, the first call of a batch is for them.
+        if trainer.args.whiten_rewards and recording.of_batch("rewards", recording.batch) is None:
+            recording.see("rewards", values)
+            recording.see("whitened_rewards", whitened)
         else:
-            found.see("estimates", values)
-            found.see("advantages", given)
-            found.see("mask", mask)
-        return given
+            recording.see("estimates", values)
+            recording.see("advantages", whitened)
+            recording.see("mask", mask)
+        return whitened
 
     watched = {"selective_log_softmax": log_softmax, "get_reward": reward, "masked_whiten": whiten}
     originals = {name: getattr(module, name) for name in watched if hasattr(module, name)}

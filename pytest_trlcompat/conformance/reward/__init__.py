@@ -1,1 +1,1 @@
-"""Reward models: their adapter, rows of settings, and what TRL does where documentation leaves it open."""
+"""Reward models: their adapter, rows of settings, and conventions of TRL where documentation leaves something open."""

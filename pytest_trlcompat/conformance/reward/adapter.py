@@ -1,7 +1,7 @@
 """How reward models are trained and read for conformance, see
 :class:`~pytest_trlcompat.conformance.supervised.hooks.SupervisedHooks`.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["ADAPTER", "RewardAdapter"]
 class RewardAdapter(SupervisedAdapter):
     """``RewardTrainer``.
 
-    ``template``: ``chat_template_path`` names the folder of a model whose tokenizer has another chat template.
+    Its axis ``template``: ``chat_template_path`` names the folder of a model whose tokenizer has another chat template.
     """
 
     trainer = "reward"
@@ -74,7 +74,7 @@ class RewardAdapter(SupervisedAdapter):
     base: ClassVar[Mapping[str, Any]] = {"max_length": 64}
 
     def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
-        """Until 0.23 the columns of pairs are none of the model's, and must be kept."""
+        """Until 0.23 the columns of pairs are no inputs of the model, and would be removed as unused."""
         if Version(metadata.version("trl")) < Version("0.24"):
             setting = {"remove_unused_columns": False, **setting}
         with own_fields(trl.RewardConfig):
@@ -94,16 +94,16 @@ class RewardAdapter(SupervisedAdapter):
 
         def from_state(state: int) -> Any:
             torch.manual_seed(state)
-            given: dict[str, Any] = {
+            arguments: dict[str, Any] = {
                 "model": _policy(model, setting),
                 "args": config,
                 "train_dataset": data.dataset(model, setting, seed, "training"),
                 **extra,
             }
-            made = built(trainer_class, given, setting)
+            trainer = built(trainer_class, arguments, setting)
             if setting.get("model") == "language_model":
-                _known_head(made, model)
-            return made
+                _known_head(trainer, model)
+            return trainer
 
         if setting.get("model") == "language_model":
             from_state(1)
@@ -116,11 +116,14 @@ class RewardAdapter(SupervisedAdapter):
         trainer.shows_samples = data.kind_of(setting) == "pretokenised"
         evaluating.evaluate(trainer, setting, lambda: data.dataset(model, setting, seed, "evaluation"))
 
-    def watched(self, trainer_class: type, found: Recording) -> type:
-        """Without the table of samples that releases until 0.23 compute and print before each evaluation, but where the
-        trainer has no evaluation set to take them from, and was given one that it need not prepare; and with the heads
-        that a language model gets whenever a trainer is built."""
-        heads = {"heads": found.beside.setdefault("heads", [])}
+    def watched(self, trainer_class: type, recording: Recording) -> type:
+        """A subclass that records the heads that a language model gets whenever a trainer is built, and leaves out the
+        table of samples.
+
+        Releases until 0.23 compute and print the table before each evaluation. It stays where the trainer has no
+        evaluation set to take samples from, and ``evaluate()`` gets data that needs no preparation.
+        """
+        heads = {"heads": recording.extras.setdefault("heads", [])}
         if not hasattr(trainer_class, "visualize_samples"):
             return type(trainer_class.__name__, (trainer_class,), heads)
 
@@ -140,8 +143,8 @@ class RewardAdapter(SupervisedAdapter):
         setting: Mapping[str, Any],
         seed: int,
     ) -> Iterator[Difference]:
-        """Of a language model's head: one number for a sequence, and with the same seed the same weights."""
-        heads = recordings[0].beside.get("heads", [])
+        """The new head of a language model must have one output, and the same weights with the same seed."""
+        heads = recordings[0].extras.get("heads", [])
         if heads and len(heads[0]) != 1:
             yield Difference("head[outputs]", "built", [1], [len(heads[0])], math.inf, 0.0)
         if heads and not heads[0].equal(heads[1]):
@@ -149,28 +152,28 @@ class RewardAdapter(SupervisedAdapter):
             yield Difference("head[seed]", "built again", [0.0], [largest], largest, 0.0)
 
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
-        found = Read([])
+        read = Read([])
         if "input_ids_chosen" in inputs:
             sides = [(inputs[f"input_ids_{name}"], inputs[f"attention_mask_{name}"]) for name in ("chosen", "rejected")]
         else:
             half = len(inputs["input_ids"]) // 2
             ids, mask = inputs["input_ids"], inputs["attention_mask"]
             sides = [(ids[:half], mask[:half]), (ids[half:], mask[half:])]
-        columns = [_unpadded(ids.tolist(), mask.tolist(), found) for ids, mask in sides]
+        columns = [_unpadded(ids.tolist(), mask.tolist(), read) for ids, mask in sides]
         margins = inputs["margin"].tolist() if inputs.get("margin") is not None else None
         for number, (chosen, rejected) in enumerate(zip(*columns, strict=True)):
             row: dict[str, tuple[float, ...]] = {"chosen_ids": chosen, "rejected_ids": rejected}
             if margins is not None:
                 row["margin"] = (margins[number],)
-            found.rows.append(row)
+            read.rows.append(row)
         multiple = arguments.get("pad_to_multiple_of")
         if isinstance(multiple, int):
-            found.problems += [
+            read.problems += [
                 ("data[width]", f"a multiple of {multiple}", ids.shape[1])
                 for ids, _ in sides
                 if ids.shape[1] % multiple
             ]
-        return found
+        return read
 
     def expected_rows(
         self, model: TinyModel, setting: Mapping[str, Any], arguments: Mapping[str, Any], seed: int, part: str
@@ -182,15 +185,15 @@ class RewardAdapter(SupervisedAdapter):
 
     def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
         built_of = "" if setting.get("model") in ("name", "language_model") else setting.get("model")
-        found = _policy(model, {**setting, "model": built_of})
+        reward_model = _policy(model, {**setting, "model": built_of})
         if setting.get("adapter") in ("peft_config", "both"):
             from peft import get_peft_model
 
-            found = get_peft_model(found, _adapter(setting))
-            objects.fill_adapter(found)
+            reward_model = get_peft_model(reward_model, _adapter(setting))
+            objects.fill_adapter(reward_model)
         # "finds the last token that is not a padding token in each row", says Transformers of such models.
-        found.config.pad_token_id = data.padding_of(model, setting)
-        return (found.eval(),)
+        reward_model.config.pad_token_id = data.padding_of(model, setting)
+        return (reward_model.eval(),)
 
     def settings(
         self,
@@ -213,43 +216,43 @@ class RewardAdapter(SupervisedAdapter):
 
 
 def _policy(model: TinyModel, setting: Mapping[str, Any]) -> Any:
-    """The model as a user passes it: with a number for a sequence, at its last token.
+    """The model as a user passes it: with one output for a sequence, at its last token.
 
-    ``changed``: its weights are others. ``name``: a folder. ``language_model``: of one that
-    has no head. ``two_outputs``: it gives two numbers. ``dropout``: attention drops out at random.
+    ``changed``: it has other weights than its folder. ``name``: a folder. ``language_model``: the folder of a model
+    without such a head. ``two_outputs``: it has two outputs. ``dropout``: its attention has dropout.
     """
     import torch
 
-    found = objects.reward_model(model)
-    found.config.pad_token_id = data.tokenizer(model, setting).pad_token_id
+    reward_model = objects.reward_model(model)
+    reward_model.config.pad_token_id = data.tokenizer(model, setting).pad_token_id
     if setting.get("model") == "bfloat16":
-        found = found.to(torch.bfloat16)
+        reward_model = reward_model.to(torch.bfloat16)
     elif setting.get("model") == "changed":
         with torch.no_grad():
-            for parameter in found.parameters():
+            for parameter in reward_model.parameters():
                 parameter.mul_(1.25)
     elif setting.get("model") == "two_outputs":
-        found.score = torch.nn.Linear(found.score.in_features, 2, bias=False)
-        found.config.num_labels = found.num_labels = 2
+        reward_model.score = torch.nn.Linear(reward_model.score.in_features, 2, bias=False)
+        reward_model.config.num_labels = reward_model.num_labels = 2
     elif setting.get("model") == "language_model":
         return str(model.path)
     elif setting.get("model") == "name":
-        return saved(found)
+        return saved(reward_model)
     if setting.get("dropout") == "attention":
-        for module in found.modules():
+        for module in reward_model.modules():
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.5
-        found.config.attention_dropout = 0.5
+        reward_model.config.attention_dropout = 0.5
     if setting.get("adapter") in ("peft_model", "both"):
         from peft import get_peft_model
 
-        found = get_peft_model(found, _adapter(setting))
-        objects.fill_adapter(found)
-    return found
+        reward_model = get_peft_model(reward_model, _adapter(setting))
+        objects.fill_adapter(reward_model)
+    return reward_model
 
 
 def _known_head(trainer: Any, model: TinyModel) -> None:
-    """The head of :func:`objects.reward_model`, in place of one of random numbers."""
+    """Replace a head of random numbers by that of :func:`objects.reward_model`, and record the replaced one."""
     import torch
 
     head = trainer.model.score
@@ -260,7 +263,7 @@ def _known_head(trainer: Any, model: TinyModel) -> None:
 
 
 def _adapter(setting: Mapping[str, Any]) -> Any:
-    """LoRA with the score head: trained with the task's type, or as one of ``modules_to_save``."""
+    """LoRA with a trained score head: by the task's type, or as one of ``modules_to_save``."""
     from peft import LoraConfig
 
     head = {"task_type": "SEQ_CLS"} if setting.get("task", "SEQ_CLS") else {"modules_to_save": ["score"]}
@@ -268,13 +271,13 @@ def _adapter(setting: Mapping[str, Any]) -> Any:
     return LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], lora_dropout=dropout, **head)
 
 
-def _unpadded(ids: list[list[int]], masks: list[list[int]], found: Read) -> list[tuple[int, ...]]:
+def _unpadded(ids: list[list[int]], masks: list[list[int]], read: Read) -> list[tuple[int, ...]]:
     rows = []
     for row, mask in zip(ids, masks, strict=True):
-        kept = [number for number, there in enumerate(mask) if there]
-        if kept and kept != list(range(kept[0], kept[-1] + 1)):
-            found.problems.append(("data[attention_mask]", "padding on one side", str(mask)))
-        rows.append(tuple(row[each] for each in kept))
+        places = [number for number, there in enumerate(mask) if there]
+        if places and places != list(range(places[0], places[-1] + 1)):
+            read.problems.append(("data[attention_mask]", "padding on one side", str(mask)))
+        rows.append(tuple(row[place] for place in places))
     return rows
 
 

@@ -1,6 +1,6 @@
 """The data of a conformance training of a reward model, as a user gives it, and the rows that it must become.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ KINDS = (
     *("implicit", "explicit", "conversational", "conversational_explicit", "conversational_kwargs"),
     *("pretokenised", "ended"),
 )
-"""Pairs with the prompt in both texts, or by itself; messages; messages and a column of arguments for the chat
-template; token ids; texts, some with an end of sequence."""
+"""Pairs with the prompt in both texts, or separate; messages, likewise; messages with a column of arguments for the
+chat template; token ids; texts, some with an end of sequence."""
 _SWITCH = "{% if w59 is defined and w59 %}{{ 'w59 ' }}{% endif %}"
 BEGINNING = "w59"
-"""The word that a tokenizer with a beginning of sequence puts before every text."""
+"""The word that a tokenizer with a beginning of sequence puts in front of every text."""
 _WORDS = 40
 _PAIRS = (("chosen", "chosen_ids"), ("rejected", "rejected_ids"))
 
 
 def kind_of(setting: Mapping[str, Any]) -> str:
-    """The kind of data: where the setting names none, texts, or, of a trainer that reads none, token ids."""
+    """The kind of data; by default texts, or token ids where the release's trainer reads no texts."""
     reads_texts = Version(metadata.version("trl")) >= Version("0.12")
     return str(setting.get("data") or ("implicit" if reads_texts else "pretokenised"))
 
@@ -48,46 +48,48 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
     ``same_end``: its padding is its end of sequence. ``no_padding``: it has none. ``right``: it pads on the right.
     ``beginning``: it begins every text with :data:`BEGINNING`, as its chat template does.
     """
-    found = copy.deepcopy(model.tokenizer)
-    wanted = setting.get("tokenizer", "")
-    if wanted == "same_end":
-        found.pad_token = found.eos_token
-    elif wanted == "no_padding":
-        found.pad_token = None
-    elif wanted == "right":
-        found.padding_side = "right"
-    elif wanted == "beginning":
+    processing_class = copy.deepcopy(model.tokenizer)
+    kind = setting.get("tokenizer", "")
+    if kind == "same_end":
+        processing_class.pad_token = processing_class.eos_token
+    elif kind == "no_padding":
+        processing_class.pad_token = None
+    elif kind == "right":
+        processing_class.padding_side = "right"
+    elif kind == "beginning":
         from tokenizers import processors
 
-        number = found.convert_tokens_to_ids(BEGINNING)
-        found._tokenizer.post_processor = processors.TemplateProcessing(
+        number = processing_class.convert_tokens_to_ids(BEGINNING)
+        processing_class._tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{BEGINNING} $A", pair=f"{BEGINNING} $A $B", special_tokens=[(BEGINNING, number)]
         )
-        found.bos_token = BEGINNING
-        found.chat_template = "{{ bos_token + ' ' }}" + found.chat_template
+        processing_class.bos_token = BEGINNING
+        processing_class.chat_template = "{{ bos_token + ' ' }}" + processing_class.chat_template
     if kind_of(setting) == "conversational_kwargs":
-        found.chat_template = _SWITCH + found.chat_template
-    return found
+        processing_class.chat_template = _SWITCH + processing_class.chat_template
+    return processing_class
 
 
 def padding_of(model: TinyModel, setting: Mapping[str, Any]) -> int:
     """The token that fills batches: "if the processing class has not set a padding token, `processing_class.eos_token`
     will be used as the default"."""
-    words = tokenizer(model, setting)
-    return int(words.eos_token_id if words.pad_token_id is None else words.pad_token_id)
+    processing_class = tokenizer(model, setting)
+    return int(
+        processing_class.eos_token_id if processing_class.pad_token_id is None else processing_class.pad_token_id
+    )
 
 
 def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> list[dict[str, Any]]:
-    """As a user has them; of unequal lengths, each different from all others by its first two words."""
+    """Examples as a user has them: of unequal lengths, each with other first two words than all others."""
     dice = random.Random(f"{seed}/{part}")
     kind = kind_of(setting)
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for number in dice.sample(range(_WORDS**2), ROWS[part]):
         prompt = " ".join(f"w{word}" for word in divmod(number, _WORDS))
         answers = [" ".join(f"w{dice.randrange(_WORDS)}" for _ in range(dice.randint(1, 7))) for _ in _PAIRS]
         example: dict[str, Any] = {}
         for (name, _), answer in zip(_PAIRS, answers, strict=True):
-            asked, answered = [{"role": "user", "content": prompt}], [{"role": "assistant", "content": answer}]
+            question, answered = [{"role": "user", "content": prompt}], [{"role": "assistant", "content": answer}]
             if kind == "implicit":
                 example[name] = f"{prompt} {answer}"
             elif kind == "ended":
@@ -95,17 +97,17 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
             elif kind == "explicit":
                 example |= {"prompt": prompt, name: f" {answer}"}
             elif kind in ("conversational", "conversational_kwargs"):
-                example[name] = asked + answered
+                example[name] = question + answered
             elif kind == "conversational_explicit":
-                example |= {"prompt": asked, name: answered}
+                example |= {"prompt": question, name: answered}
             else:
                 example[name] = model.tokenizer(f"{prompt} {answer} <eos>", add_special_tokens=False)["input_ids"]
         if kind == "conversational_kwargs":
             example["chat_template_kwargs"] = {"w59": True}
         if setting.get("margins"):
             example["margin"] = dice.choice([0.25, 1.0, 2.5])
-        found.append(example)
-    return found
+        rows.append(example)
+    return rows
 
 
 def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
@@ -114,23 +116,23 @@ def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) 
     rows = examples(model, setting, seed, part)
     if kind_of(setting) == "pretokenised":
         rows = [_tokenised(row) for row in rows]
-    found = Dataset.from_list(rows)
-    return found.to_iterable_dataset() if setting.get("stream") and part == "training" else found
+    in_memory = Dataset.from_list(rows)
+    return in_memory.to_iterable_dataset() if setting.get("stream") and part == "training" else in_memory
 
 
 def _tokenised(row: Mapping[str, Any]) -> dict[str, Any]:
-    """With the names of columns that the release documents."""
+    """The row with the names of columns that the release documents."""
     import trl
 
     documented = str(trl.RewardTrainer.__doc__)
-    beside = {name: value for name, value in row.items() if name == "margin"}
+    columns = {name: value for name, value in row.items() if name == "margin"}
     if "`chosen_ids`" in documented:
-        return {**beside, **{column: row[name] for name, column in _PAIRS}}
+        return {**columns, **{column: row[name] for name, column in _PAIRS}}
     if "`chosen_input_ids`" in documented:
-        return {**beside, **{f"{name}_input_ids": row[name] for name, _ in _PAIRS}}
+        return {**columns, **{f"{name}_input_ids": row[name] for name, _ in _PAIRS}}
     for name, _ in _PAIRS:
-        beside |= {f"input_ids_{name}": row[name], f"attention_mask_{name}": [1] * len(row[name])}
-    return beside
+        columns |= {f"input_ids_{name}": row[name], f"attention_mask_{name}": [1] * len(row[name])}
+    return columns
 
 
 def expected_rows(
@@ -144,37 +146,41 @@ def expected_rows(
     """The rows by documentation: prompt and answer "are concatenated before tokenization", messages are written by the
     chat template, and pairs are left out whose "chosen or rejected sequence exceeds" ``max_length``.
 
-    Undecided by the documentation: ``appended_eos`` and ``too_long``.
+    Documentation leaves ``appended_eos`` and ``too_long`` open.
     """
-    words, kind = tokenizer(model, setting), kind_of(setting)
-    words.chat_template = TEMPLATES["other"] if setting.get("template") else words.chat_template
+    processing_class, kind = tokenizer(model, setting), kind_of(setting)
+    processing_class.chat_template = TEMPLATES["other"] if setting.get("template") else processing_class.chat_template
     limit = arguments.get("max_length")
-    found: list[Row] = []
+    rows: list[Row] = []
     for example in examples(model, setting, seed, part):
         row: dict[str, tuple[float, ...]] = {}
         for name, column in _PAIRS:
-            ids = _tokens(example, name, kind, words, setting)
-            is_ended = ids[-1] == words.eos_token_id
+            ids = _tokens(example, name, kind, processing_class, setting)
+            is_ended = ids[-1] == processing_class.eos_token_id
             if kind in ("implicit", "explicit", "ended") and (
                 undecided.appended_eos == "yes" or (undecided.appended_eos == "missing" and not is_ended)
             ):
-                ids.append(words.eos_token_id)
+                ids.append(processing_class.eos_token_id)
             row[column] = tuple(ids)
         if "margin" in example:
             row["margin"] = (example["margin"],)
         longest = max(len(row[column]) for _, column in _PAIRS)
         if undecided.too_long == "kept" or limit is None or longest <= limit:
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows
 
 
-def _tokens(example: Mapping[str, Any], name: str, kind: str, words: Any, setting: Mapping[str, Any]) -> list[int]:
+def _tokens(
+    example: Mapping[str, Any], name: str, kind: str, processing_class: Any, setting: Mapping[str, Any]
+) -> list[int]:
     if kind == "pretokenised":
         return list(example[name])
     if kind.startswith("conversational"):
         messages, chosen = [*example.get("prompt", []), *example[name]], example.get("chat_template_kwargs", {})
-        text = words.apply_chat_template(messages, tokenize=False, **chosen)
-        return list(words(text, add_special_tokens=False)["input_ids"])  # the template has written its beginning
-    begun = [words.convert_tokens_to_ids(BEGINNING)] if setting.get("tokenizer") == "beginning" else []
+        text = processing_class.apply_chat_template(messages, tokenize=False, **chosen)
+        return list(
+            processing_class(text, add_special_tokens=False)["input_ids"]
+        )  # the template has written its beginning
+    begun = [processing_class.convert_tokens_to_ids(BEGINNING)] if setting.get("tokenizer") == "beginning" else []
     text = example.get("prompt", "") + example[name]
-    return [*begun, *words(text, add_special_tokens=False)["input_ids"]]
+    return [*begun, *processing_class(text, add_special_tokens=False)["input_ids"]]

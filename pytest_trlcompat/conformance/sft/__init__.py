@@ -1,1 +1,1 @@
-"""SFT: its adapter, rows of settings, and what TRL does where documentation leaves it open."""
+"""SFT: its adapter, rows of settings, and conventions of TRL where documentation leaves something open."""

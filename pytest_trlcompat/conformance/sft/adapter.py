@@ -1,6 +1,6 @@
 """How SFT is trained and read for conformance.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["ADAPTER", "SFTAdapter"]
 
 _IGNORED = -100
 _VIRTUAL = ("prompt_tuning", "prefix_tuning")
-"""Adapters that put trained numbers in front of a row: words' embeddings, or keys and values of each layer."""
+"""Adapters that put trained numbers in front of a row: embeddings, or keys and values of each layer."""
 _ROUNDED = 1e-6
 _PLAIN_NAMES = ("output_dir", "per_device_train_batch_size", "per_device_eval_batch_size")
 
@@ -44,9 +44,10 @@ _PLAIN_NAMES = ("output_dir", "per_device_train_batch_size", "per_device_eval_ba
 class SFTAdapter(SupervisedAdapter):
     """``SFTTrainer``.
 
-    ``template``: what ``chat_template_path`` names. ``transform``: the dataset has one. ``arguments="plain"``:
-    ``TrainingArguments`` in place of its config. ``model="bfloat16_name"``: the folder of a model in bfloat16.
-    ``loss_function``: a ``compute_loss_func`` that computes what the trainer does. ``metrics``: a ``compute_metrics``.
+    Its axes: ``template``: what ``chat_template_path`` names; ``transform``: the dataset has one;
+    ``arguments="plain"``: ``TrainingArguments`` in place of its config; ``model="bfloat16_name"``: the folder of a
+    model in bfloat16; ``loss_function``: a ``compute_loss_func`` with the trainer's own loss; ``metrics``: a
+    ``compute_metrics``.
     """
 
     trainer = "sft"
@@ -75,21 +76,21 @@ class SFTAdapter(SupervisedAdapter):
     }
     since: ClassVar[Mapping[tuple[str, Any], str]] = {
         ("data", "conversations"): "trl>=0.15",
-        **{("images", each): "trl>=0.22" for each in images.AXIS if each},
-        **{("data", each): "trl>=0.15" for each in ("prompt_completion_messages", "prompt_turns_completion")},
+        **{("images", kind): "trl>=0.22" for kind in images.AXIS if kind},
+        **{("data", kind): "trl>=0.15" for kind in ("prompt_completion_messages", "prompt_turns_completion")},
         ("tokenizer", "no_padding"): "trl>=0.16",
-        # From here on their templates are trained by others.
+        # From these releases on TRL replaces their templates for training.
         ("tokenizer", "qwen3"): "trl>=1.1",
         ("tokenizer", "glm4moe"): "trl>=1.3",
         ("data", "labels"): "trl>=0.16",
-        **{("data", each): "trl>=0.19" for each in ("tools", "calls")},
+        **{("data", kind): "trl>=0.19" for kind in ("tools", "calls")},
         ("data", "input_ids_messages"): "trl>=0.15.2",
-        **{("template", each): "trl>=0.19" for each in ("tokenizer", "file")},
+        **{("template", kind): "trl>=0.19" for kind in ("tokenizer", "file")},
         ("loss_function", "own"): "trl>=0.15",
         ("given", "twice"): "trl>=0.15",
-        # Until then these take means over tokens by themselves, without the first one, which documentation leaves open.
-        **{("model", each): "transformers>=4.48" for each in ("gpt2", "granite")},
-        # Until then rows that are not padded are kept apart by flash attention alone, which is not on a CPU.
+        # Before, these average over tokens by themselves, without the first one, which documentation leaves open.
+        **{("model", name): "transformers>=4.48" for name in ("gpt2", "granite")},
+        # Before, only flash attention separates rows that are not padded, and a CPU does not have it.
         ("padding_free", True): "trl>=0.24",
         ("packing_strategy", "bfd"): "trl>=0.24",
         ("packing_strategy", "bfd_split"): "trl>=0.24",
@@ -97,23 +98,23 @@ class SFTAdapter(SupervisedAdapter):
     choices = ("loss_type", "packing_strategy", "truncation_mode")
 
     def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
-        """Before 0.12 the column of texts has no default, and is not named for data of other formats."""
+        """Before 0.12 the column of texts has no default, and data of other formats must not name one."""
         is_text = setting.get("data", "text") in ("text", "ended")
-        found = super().config(trl, {**({"dataset_text_field": "text"} if is_text else {}), **setting})
+        config = super().config(trl, {**({"dataset_text_field": "text"} if is_text else {}), **setting})
         if setting.get("arguments") != "plain":
-            return found
+            return config
         from transformers import TrainingArguments
 
-        return TrainingArguments(**{name: getattr(found, name) for name in (*_PLAIN_NAMES, *BASE)})
+        return TrainingArguments(**{name: getattr(config, name) for name in (*_PLAIN_NAMES, *BASE)})
 
     def build(
         self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
     ) -> Any:
         adapter = _adapter(setting)
-        words = data.tokenizer(model, setting)
+        processing_class = data.tokenizer(model, setting)
         if setting.get("template"):
             config.chat_template_path = data.template_path(model, setting)
-        extra: dict[str, Any] = renamed(trainer_class, {"processing_class": words})
+        extra: dict[str, Any] = renamed(trainer_class, {"processing_class": processing_class})
         if adapter is not None:
             extra["peft_config"] = adapter
         if setting.get("evaluation") not in (None, "", "given"):
@@ -124,13 +125,13 @@ class SFTAdapter(SupervisedAdapter):
             extra["compute_loss_func"] = _own_loss
         if setting.get("metrics"):
             extra["compute_metrics"] = _own_metrics
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "model": _policy(model, setting),
             "args": config,
             "train_dataset": data.dataset(model, setting, seed, "training"),
             **extra,
         }
-        trainer = evaluating.built(trainer_class, given, setting)
+        trainer = evaluating.built(trainer_class, arguments, setting)
         if adapter is not None and fill:
             _fill(trainer.model)
         return trainer
@@ -143,30 +144,36 @@ class SFTAdapter(SupervisedAdapter):
         mask = inputs.get("attention_mask")
         masks = mask.tolist() if mask is not None and mask.dim() == 2 else [[1] * len(row) for row in ids]
         positions = inputs["position_ids"].tolist() if inputs.get("position_ids") is not None else [None] * len(ids)
-        found = Read([])
+        read = Read([])
         own_inputs = images.of_rows(inputs, ids)
         for row, label, real, places, pictures in zip(ids, labels, masks, positions, own_inputs, strict=True):
-            if any(each != _IGNORED for each, there in zip(label, real, strict=True) if not there):
-                found.problems.append(("data[labels of padding]", _IGNORED, str(label)))
-            kept = [number for number, there in enumerate(real) if there]
-            if kept and kept != list(range(kept[0], kept[-1] + 1)):
-                found.problems.append(("data[attention_mask]", "padding on one side", str(real)))
+            if any(token_label != _IGNORED for token_label, there in zip(label, real, strict=True) if not there):
+                read.problems.append(("data[labels of padding]", _IGNORED, str(label)))
+            filled = [number for number, there in enumerate(real) if there]
+            if filled and filled != list(range(filled[0], filled[-1] + 1)):
+                read.problems.append(("data[attention_mask]", "padding on one side", str(real)))
             if places is not None and mask is None:
-                kept = kept[: _length_without_padding(row, label)]
-            own = [label[each] for each in kept]
+                filled = filled[: _length_without_padding(row, label)]
+            row_labels = [label[place] for place in filled]
             pieces = list(
-                _pieces([row[each] for each in kept], own, None if places is None else [places[each] for each in kept])
+                _pieces(
+                    [row[place] for place in filled],
+                    row_labels,
+                    None if places is None else [places[place] for place in filled],
+                )
             )
             if pictures:
                 pieces = [{**pieces[0], "inputs": images.typed(pictures, pieces[0]["input_ids"])}]
-            found.rows += pieces
-            if any(each["labels"][0] != _IGNORED for each in pieces[1:]):
-                found.problems.append(("data[labels]", "none for the first token of a row behind another", str(own)))
-        found.problems += images.problems(inputs)
+            read.rows += pieces
+            if any(piece["labels"][0] != _IGNORED for piece in pieces[1:]):
+                read.problems.append(
+                    ("data[labels]", "none for the first token of a row behind another", str(row_labels))
+                )
+        read.problems += images.problems(inputs)
         multiple = arguments.get("pad_to_multiple_of")
         if multiple and len(ids[0]) % int(multiple):
-            found.problems.append(("data[width]", f"a multiple of {multiple}", len(ids[0])))
-        return found
+            read.problems.append(("data[width]", f"a multiple of {multiple}", len(ids[0])))
+        return read
 
     def expected_rows(
         self, model: TinyModel, setting: Mapping[str, Any], arguments: Mapping[str, Any], seed: int, part: str
@@ -178,9 +185,9 @@ class SFTAdapter(SupervisedAdapter):
         return data.expected_rows(model, setting, arguments, seed, part, undecided)
 
     def compared(self, row: Row) -> Row:
-        """Nothing predicts the first token, whatever its label."""
-        found = {"input_ids": row["input_ids"], "labels": (_IGNORED, *row["labels"][1:])}
-        return {**found, "images": images.digests(row["inputs"])} if "inputs" in row else found
+        """The row with the first label ignored, since nothing predicts the first token."""
+        columns = {"input_ids": row["input_ids"], "labels": (_IGNORED, *row["labels"][1:])}
+        return {**columns, "images": images.digests(row["inputs"])} if "inputs" in row else columns
 
     def expected_size(self, rows: list[Row], arguments: Mapping[str, Any], part: str) -> int:
         return data.expected_size(rows, arguments, part)
@@ -189,9 +196,9 @@ class SFTAdapter(SupervisedAdapter):
         if setting.get("adapter") in _VIRTUAL:
             from peft import get_peft_model
 
-            found = get_peft_model(objects.policy(model, {**setting, "adapter": ""}, whole=True), _adapter(setting))
-            _fill(found)
-            return (found.eval(),)
+            policy = get_peft_model(objects.policy(model, {**setting, "adapter": ""}, whole=True), _adapter(setting))
+            _fill(policy)
+            return (policy.eval(),)
         if setting.get("model") == "bfloat16_name":
             return (_half(model, in_float32=_is_read_in_float32()),)
         return (objects.untrained(model, setting)[0],)
@@ -204,14 +211,16 @@ class SFTAdapter(SupervisedAdapter):
         setting: Mapping[str, Any],
         seed: int,
     ) -> Iterator[Difference]:
-        """What ``compute_metrics`` gave of an evaluation before the training."""
+        """What differs in the result of ``compute_metrics``, of an evaluation before the training."""
         if not setting.get("metrics"):
             return
         rows = self.expected_rows(model, setting, recordings[0].arguments, seed, "evaluation")
-        right = _found_words(models[0], rows)
-        seen = recordings[0].returned[0].get("eval_found_words")
-        if seen is None or abs(seen - right) > _ROUNDED:
-            yield Difference("evaluate()[eval_found_words]", "evaluation 0", [right], [seen], math.inf, _ROUNDED)
+        expected_share = _found_words(models[0], rows)
+        recorded_share = recordings[0].returned[0].get("eval_found_words")
+        if recorded_share is None or abs(recorded_share - expected_share) > _ROUNDED:
+            yield Difference(
+                "evaluate()[eval_found_words]", "evaluation 0", [expected_share], [recorded_share], math.inf, _ROUNDED
+            )
 
     def settings(
         self,
@@ -225,10 +234,10 @@ class SFTAdapter(SupervisedAdapter):
         config: Any = models[0].config
         coefficient, experts = None, 1
         if hasattr(config, "output_router_logits"):
-            given = arguments.get("router_aux_loss_coef")
+            argument = arguments.get("router_aux_loss_coef")
             experts = int(config.num_experts_per_tok)
-            if given is not None or config.output_router_logits:
-                coefficient = float(config.router_aux_loss_coef if given is None else given)
+            if argument is not None or config.output_router_logits:
+                coefficient = float(config.router_aux_loss_coef if argument is None else argument)
         return settings_from(
             *(reference.SFTSettings, reference.SFTUndecided, arguments, conventions, world_size),
             router_aux_loss_coef=coefficient,
@@ -245,44 +254,46 @@ class SFTAdapter(SupervisedAdapter):
 
 
 def _policy(model: TinyModel, setting: Mapping[str, Any]) -> Any:
-    """As a user passes it."""
+    """The model as a user passes it."""
     if setting.get("model") == "bfloat16_name":
         return saved(_half(model))
     return objects.policy(model, setting)
 
 
 def _half(model: TinyModel, in_float32: bool = False) -> Any:
-    """The model with weights that bfloat16 has, in it or in float32."""
+    """The model with weights rounded to bfloat16, stored in bfloat16 or in float32."""
     import torch
 
-    found = model.new_model()
+    language_model = model.new_model()
     with torch.no_grad():
-        for parameter in found.parameters():  # and not what positions are computed from
+        for parameter in language_model.parameters():  # not buffers: positions are computed from them
             parameter.copy_(parameter.to(torch.bfloat16))
-    return (found if in_float32 else found.to(torch.bfloat16)).eval()
+    return (language_model if in_float32 else language_model.to(torch.bfloat16)).eval()
 
 
 def _is_read_in_float32() -> bool:
-    """What is documented of a model that is given by its name: by TRL from 0.27 on, before by Transformers, which takes
-    the type of its weights from 5.0 on."""
+    """Whether a model that is given by its name is documented to be loaded in float32.
+
+    TRL from 0.27 on documents that; before, Transformers decides, which from 5.0 on takes the type of its weights.
+    """
     trl, transformers = (Version(metadata.version(name)) for name in ("trl", "transformers"))
     return trl >= Version("0.27.0.dev0") or transformers < Version("5.0.0.dev0")
 
 
 def _adapter(setting: Mapping[str, Any]) -> Any:
     """What is passed as ``peft_config``, or ``None``."""
-    wanted = setting.get("adapter")
-    if wanted not in _VIRTUAL:
+    name = setting.get("adapter")
+    if name not in _VIRTUAL:
         return objects.adapter_config(setting)
     from peft import PrefixTuningConfig, PromptTuningConfig
 
-    kind = PromptTuningConfig if wanted == "prompt_tuning" else PrefixTuningConfig
+    kind = PromptTuningConfig if name == "prompt_tuning" else PrefixTuningConfig
     return kind(task_type="CAUSAL_LM", num_virtual_tokens=3)
 
 
 def _fill(model: Any) -> None:
-    """Numbers for an adapter: see :func:`~pytest_trlcompat.conformance.grpo.objects.fill_adapter`; of virtual tokens
-    those that depend on their number alone."""
+    """Fill an adapter with numbers, see :func:`~pytest_trlcompat.conformance.grpo.objects.fill_adapter`; numbers of
+    virtual tokens depend on the size of the parameter alone."""
     import torch
 
     objects.fill_adapter(model)
@@ -294,36 +305,38 @@ def _fill(model: Any) -> None:
 
 
 def _own_loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
-    """The mean over tokens that count of a whole step, as a user writes it."""
+    """A loss as a user writes it: the mean over the labelled tokens of a whole step."""
     import torch
 
-    logits, wanted = outputs.logits[:, :-1].float(), labels[:, 1:]
-    total = torch.nn.functional.cross_entropy(logits.transpose(1, 2), wanted, ignore_index=_IGNORED, reduction="sum")
-    return total / (num_items_in_batch if num_items_in_batch is not None else (wanted != _IGNORED).sum())
+    logits, targets = outputs.logits[:, :-1].float(), labels[:, 1:]
+    total = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, ignore_index=_IGNORED, reduction="sum")
+    return total / (num_items_in_batch if num_items_in_batch is not None else (targets != _IGNORED).sum())
 
 
-def _own_metrics(given: Any) -> dict[str, float]:
-    """Of the words that count, the share of those that the model finds likeliest."""
-    found, wanted = given.predictions[:, :-1].argmax(-1), given.label_ids[:, 1:]
-    return {"found_words": float((found == wanted)[wanted != _IGNORED].mean())}
+def _own_metrics(prediction: Any) -> dict[str, float]:
+    """The share of labelled tokens that the model finds likeliest."""
+    likeliest, targets = prediction.predictions[:, :-1].argmax(-1), prediction.label_ids[:, 1:]
+    return {"found_words": float((likeliest == targets)[targets != _IGNORED].mean())}
 
 
 def _found_words(model: Any, rows: Sequence[Row]) -> float:
-    """The same of rows, each by itself."""
+    """The same share, computed from rows one by one."""
     import torch
 
-    right = total = 0
+    correct = total = 0
     for row in rows:
         with torch.no_grad():
-            found = model(input_ids=torch.tensor([row["input_ids"]])).logits[0, :-1].argmax(-1)
-        counted = [(word, label) for word, label in zip(found.tolist(), row["labels"][1:], strict=True) if label >= 0]
-        right += sum(word == label for word, label in counted)
+            likeliest = model(input_ids=torch.tensor([row["input_ids"]])).logits[0, :-1].argmax(-1)
+        counted = [
+            (word, label) for word, label in zip(likeliest.tolist(), row["labels"][1:], strict=True) if label >= 0
+        ]
+        correct += sum(word == label for word, label in counted)
         total += len(counted)
-    return right / total
+    return correct / total
 
 
 def _length_without_padding(ids: Sequence[int], labels: Sequence[int]) -> int:
-    """Of rows behind each other, which no attention mask accompanies."""
+    """The length of rows that are joined without an attention mask, without the padding at their end."""
     length = len(ids)
     while length and ids[length - 1] == PAD_TOKEN_ID and labels[length - 1] == _IGNORED:
         length -= 1
@@ -331,8 +344,8 @@ def _length_without_padding(ids: Sequence[int], labels: Sequence[int]) -> int:
 
 
 def _pieces(ids: list[int], labels: list[int], positions: list[int] | None) -> Iterator[Row]:
-    """The rows that stand behind each other in one, by their positions."""
-    starts = [0] if positions is None else [number for number, each in enumerate(positions) if each == 0] or [0]
+    """The rows that are joined in one; each begins where positions begin again at 0."""
+    starts = [0] if positions is None else [number for number, position in enumerate(positions) if position == 0] or [0]
     for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
         yield {"input_ids": tuple(ids[start:end]), "labels": tuple(labels[start:end])}
 

@@ -1,6 +1,6 @@
-"""The data of a conformance training with SFT, as a user gives it, and the rows that it must become by documentation.
+"""The data of a conformance training with SFT, as a user gives it, and the rows that documentation makes of it.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ TEMPLATES: Mapping[str, str] = {
         "{% if add_generation_prompt %}{{ ' w51' }}{% endif %}"
     ),
 }
-"""Each message begins with a word for its role and ends with the end of sequence. ``generation`` says which parts an
-assistant has generated, its end among them; ``behind_end`` writes a word behind each end of sequence, as ChatML does a
-new line; ``other`` has other words for roles; ``tools`` writes tools, their calls and what they gave."""
+"""Each message begins with a word for its role and ends with the end of sequence. ``generation`` marks the parts that
+an assistant has generated, including its end; ``behind_end`` writes a word after each end of sequence, as ChatML writes
+a new line; ``other`` has other words for roles; ``tools`` writes tools, their calls and their results."""
 FAMILIES: Mapping[str, tuple[str, str]] = {
     "qwen3": ("<|im_start|>assistant\n", "<|im_end|>\n"),
     "glm4moe": ("<|assistant|>", "<|user|>"),
 }
-"""Chat templates of models that TRL trains by a template of its own, by the file of the installed TRL that they stand
-in; with what begins an assistant's message and what the model ends it with, which GLM-4-MoE writes where another
-message follows."""
+"""Families of models for whose training TRL has its own chat template, by the name of the file of the model's template
+in TRL; with the text that begins an assistant's message and the text with which the model ends it, which GLM-4-MoE
+writes only where another message follows."""
 _MARKERS = "<[^<>]*>|\n"
 _IGNORED = -100
 BOS = "w59"
-"""The word that a tokenizer with a beginning of sequence puts before every text."""
+"""The word that a tokenizer with a beginning of sequence puts in front of every text."""
 
 
 def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
@@ -80,42 +80,41 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
 
     if setting.get("images"):
         model = images.vision_model(model)
-    found = copy.deepcopy(model.tokenizer)
-    wanted = setting.get("tokenizer", "")
-    found.padding_side = "left" if wanted == "left" else "right"  # old releases ask for the right side
-    kind = "tools" if setting.get("data") in ("tools", "calls") else wanted
-    found.chat_template = None if wanted == "no_template" else TEMPLATES.get(kind, TEMPLATES[""])
-    if wanted in FAMILIES:
-        _with_markers(found, wanted)
-    if wanted == "same_end":
-        found.pad_token = found.eos_token
-    elif wanted == "no_padding":
-        found.pad_token = None
-    elif wanted == "beginning":
+    processing_class = copy.deepcopy(model.tokenizer)
+    variant = setting.get("tokenizer", "")
+    processing_class.padding_side = "left" if variant == "left" else "right"  # old releases ask for the right side
+    kind = "tools" if setting.get("data") in ("tools", "calls") else variant
+    processing_class.chat_template = None if variant == "no_template" else TEMPLATES.get(kind, TEMPLATES[""])
+    if variant in FAMILIES:
+        _with_markers(processing_class, variant)
+    if variant == "same_end":
+        processing_class.pad_token = processing_class.eos_token
+    elif variant == "no_padding":
+        processing_class.pad_token = None
+    elif variant == "beginning":
         from tokenizers import processors
 
-        number = found.convert_tokens_to_ids(BOS)
-        found._tokenizer.post_processor = processors.TemplateProcessing(
+        number = processing_class.convert_tokens_to_ids(BOS)
+        processing_class._tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, number)]
         )
-        found.bos_token = BOS
-        found.chat_template = "{{ bos_token + ' ' }}" + found.chat_template
+        processing_class.bos_token = BOS
+        processing_class.chat_template = "{{ bos_token + ' ' }}" + processing_class.chat_template
     if not setting.get("images"):
-        return found
-    found.chat_template = found.chat_template.replace("message['content']", images.CONTENT)
-    return images.processor(model, setting, found)
+        return processing_class
+    processing_class.chat_template = processing_class.chat_template.replace("message['content']", images.CONTENT)
+    return images.processor(model, setting, processing_class)
 
 
-def _with_markers(words: Any, family: str) -> None:
-    """The template of a family of models, and a tokenizer to which each marker and each new line is one token, if an
-    unknown one."""
+def _with_markers(processing_class: Any, family: str) -> None:
+    """Set the template of a family of models, and make each marker and new line one token, even if an unknown one."""
     import trl
     from tokenizers import Regex, pre_tokenizers
 
     folder = Path(trl.__file__).parent / "chat_templates"
-    words.chat_template = (folder / f"{family}.jinja").read_text(encoding="utf-8")
+    processing_class.chat_template = (folder / f"{family}.jinja").read_text(encoding="utf-8")
     splits = [pre_tokenizers.Split(Regex(_MARKERS), "isolated"), pre_tokenizers.Split(" ", "removed")]
-    words.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    processing_class.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
 
 
 def template_path(model: TinyModel, setting: Mapping[str, Any]) -> str:
@@ -125,7 +124,7 @@ def template_path(model: TinyModel, setting: Mapping[str, Any]) -> str:
         other = tokenizer(model, setting)
         other.chat_template = TEMPLATES["other"]
         other.save_pretrained(folder)
-        model.new_model().config.save_pretrained(folder)  # by which the tokenizer's class is found
+        model.new_model().config.save_pretrained(folder)  # Transformers finds the tokenizer's class by it
         return str(folder)
     file = folder / "template.jinja"
     file.write_text(TEMPLATES["other"], encoding="utf-8")
@@ -133,7 +132,7 @@ def template_path(model: TinyModel, setting: Mapping[str, Any]) -> str:
 
 
 def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> list[dict[str, Any]]:
-    """As a user has them; of unequal lengths, each different from all others by its first two words."""
+    """Examples as a user has them: of unequal lengths, each with other first two words than all others."""
     dice = random.Random(f"{seed}/{part}")
     kind = setting.get("data", "text")
     firsts = dice.sample(range(40**2), ROWS[part])
@@ -144,25 +143,25 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
     def turn() -> list[dict[str, str]]:
         return [{"role": "user", "content": words(1, 3)}, {"role": "assistant", "content": words(1, 4)}]
 
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for number in firsts:
         begun = " ".join(f"w{word}" for word in divmod(number, 40))
         if kind == "messages":
-            asked = [{"role": "user", "content": begun}, {"role": "assistant", "content": words(1, 6)}]
-            found.append({"messages": asked})
+            messages = [{"role": "user", "content": begun}, {"role": "assistant", "content": words(1, 6)}]
+            rows.append({"messages": messages})
         elif kind == "asked_again":
-            found.append({"messages": [{"role": "user", "content": begun}, *turn()[::-1]]})
+            rows.append({"messages": [{"role": "user", "content": begun}, *turn()[::-1]]})
         elif kind == "reasoned":
             answer = f"{words(1, 2)} </think> {words(1, 3)}"
-            asked = [{"role": "user", "content": begun}, {"role": "assistant", "content": answer}]
-            found.append({"messages": asked})
+            messages = [{"role": "user", "content": begun}, {"role": "assistant", "content": answer}]
+            rows.append({"messages": messages})
         elif kind == "turns":
             first = [{"role": "user", "content": begun}, {"role": "assistant", "content": words(1, 3)}]
-            found.append({"messages": [*first, *turn(), *(turn() if dice.random() < 0.5 else [])]})
+            rows.append({"messages": [*first, *turn(), *(turn() if dice.random() < 0.5 else [])]})
         elif kind == "tools":
             name = f"w{dice.randrange(40)}"
             called = [{"type": "function", "function": {"name": name, "arguments": {"w1": words(1, 2)}}}]
-            found.append(
+            rows.append(
                 {
                     "messages": [
                         {"role": "user", "content": begun},
@@ -176,65 +175,65 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
         elif kind == "calls":
             name = begun
             called = [{"type": "function", "function": {"name": name, "arguments": {"w1": words(1, 2)}}}]
-            found.append({"messages": [{"role": "assistant", "tool_calls": called}], "tools": [_tool(name)]})
+            rows.append({"messages": [{"role": "assistant", "tool_calls": called}], "tools": [_tool(name)]})
         elif kind == "system":
-            found.append({"messages": [{"role": "system", "content": begun}, *turn()]})
+            rows.append({"messages": [{"role": "system", "content": begun}, *turn()]})
         elif kind == "prompt_turns_completion":
             first = [{"role": "user", "content": begun}, {"role": "assistant", "content": words(1, 3)}]
             completion = [{"role": "assistant", "content": words(1, 4)}]
-            found.append({"prompt": [*first, {"role": "user", "content": words(1, 2)}], "completion": completion})
+            rows.append({"prompt": [*first, {"role": "user", "content": words(1, 2)}], "completion": completion})
         elif kind == "conversations":
-            asked = [{"from": "user", "value": begun}, {"from": "assistant", "value": words(1, 6)}]
-            found.append({"conversations": asked})
+            messages = [{"from": "user", "value": begun}, {"from": "assistant", "value": words(1, 6)}]
+            rows.append({"conversations": messages})
         elif kind == "labels":
             ids = model.tokenizer(f"{begun} {words(2, 8)} <eos>", add_special_tokens=False)["input_ids"]
-            found.append({"input_ids": ids, "labels": [_IGNORED, _IGNORED, *ids[2:]]})
+            rows.append({"input_ids": ids, "labels": [_IGNORED, _IGNORED, *ids[2:]]})
         elif kind == "prompt_completion_messages":
             completion = [{"role": "assistant", "content": words(1, 6)}]
-            found.append(
+            rows.append(
                 {"prompt": [{"role": "user", "content": f"{begun} {words(0, 3)}".strip()}], "completion": completion}
             )
         elif kind in ("prompt_completion", "long_prompts"):
             prompt = f"{begun} {words(8, 9) if kind == 'long_prompts' and dice.random() < 0.4 else words(0, 4)}".strip()
-            found.append({"prompt": prompt, "completion": f" {words(1, 6)}"})
+            rows.append({"prompt": prompt, "completion": f" {words(1, 6)}"})
         elif kind == "other_field":
-            found.append({"body": f"{begun} {words(1, 8)}"})
+            rows.append({"body": f"{begun} {words(1, 8)}"})
         elif kind == "questions":
-            found.append({"question": begun, "answer": words(1, 6)})
+            rows.append({"question": begun, "answer": words(1, 6)})
         elif kind == "ended":
-            found.append({"text": f"{begun} {words(1, 8)}" + (" <eos>" if dice.random() < 0.5 else "")})
+            rows.append({"text": f"{begun} {words(1, 8)}" + (" <eos>" if dice.random() < 0.5 else "")})
         elif kind in ("input_ids", "input_ids_messages"):
             text = f"{begun} {words(1, 8)} <eos>"
-            beside = {"messages": [{"role": "user", "content": begun}]} if kind == "input_ids_messages" else {}
-            found.append({"input_ids": model.tokenizer(text, add_special_tokens=False)["input_ids"], **beside})
+            extra_column = {"messages": [{"role": "user", "content": begun}]} if kind == "input_ids_messages" else {}
+            rows.append({"input_ids": model.tokenizer(text, add_special_tokens=False)["input_ids"], **extra_column})
         else:
-            found.append({"text": f"{begun} {words(1, 8)}"})
+            rows.append({"text": f"{begun} {words(1, 8)}"})
     if setting.get("images") == "placeholders":
-        return [{name: images.structured(each) for name, each in row.items()} for row in found]
-    return found
+        return [{name: images.structured(messages) for name, messages in row.items()} for row in rows]
+    return rows
 
 
 def _tool(name: str) -> dict[str, Any]:
     """A tool that takes a text, as a JSON schema."""
-    taken = {"type": "object", "properties": {"w1": {"type": "string"}}, "required": ["w1"]}
-    return {"type": "function", "function": {"name": name, "description": name, "parameters": taken}}
+    parameters = {"type": "object", "properties": {"w1": {"type": "string"}}, "required": ["w1"]}
+    return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters}}
 
 
 def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> Any:
-    """As a user gives it. ``transform``: its texts are written anew, with other words, whenever they are read."""
+    """The dataset as a user gives it. ``transform``: each reading of a text appends another word."""
     from datasets import Dataset
 
-    found = images.added(Dataset.from_list(examples(model, setting, seed, part)), setting, seed, part)
+    rows = images.added(Dataset.from_list(examples(model, setting, seed, part)), setting, seed, part)
     if setting.get("transform"):
         dice = random.Random(seed)
-        return found.with_transform(lambda batch: {"text": [f"{text} w{dice.randrange(40)}" for text in batch["text"]]})
-    return found.to_iterable_dataset() if setting.get("stream") and part == "training" else found
+        return rows.with_transform(lambda batch: {"text": [f"{text} w{dice.randrange(40)}" for text in batch["text"]]})
+    return rows.to_iterable_dataset() if setting.get("stream") and part == "training" else rows
 
 
 def formatted(example: Mapping[str, Any]) -> Any:
-    """What ``formatting_func`` makes of questions and answers, of one or of a batch."""
+    """A ``formatting_func`` of questions and answers: of one example or of a batch."""
     if isinstance(example["question"], list):
-        return [_formatted(*each) for each in zip(example["question"], example["answer"], strict=True)]
+        return [_formatted(*pair) for pair in zip(example["question"], example["answer"], strict=True)]
     return _formatted(example["question"], example["answer"])
 
 
@@ -250,7 +249,7 @@ def expected_rows(
     part: str,
     undecided: SFTUndecided,
 ) -> list[Row]:
-    """The rows by documentation; packed ones, which do not see each other, one by one."""
+    """The rows by documentation; rows that are packed do not see each other, and are listed one by one."""
     from pytest_trlcompat import reference
 
     limit = arguments.get("max_length", arguments.get("max_seq_length"))
@@ -259,14 +258,14 @@ def expected_rows(
     raw = examples(model, setting, seed, part)
     if setting.get("images") not in (None, "", "unused"):
         return [
-            _with_images(model, setting, arguments, each, images.images_of(setting, seed, part, row))
-            for row, each in enumerate(raw)
+            _with_images(model, setting, arguments, example, images.images_of(setting, seed, part, row))
+            for row, example in enumerate(raw)
         ]
-    whole = [_row(each, model, setting, arguments, undecided) for each in raw]
+    whole = [_row(example, model, setting, arguments, undecided) for example in raw]
     if strategy == "wrapped":
         blocks = reference.wrapped_blocks(whole, limit, undecided.wrapped_remainder)
-        return [{**each, "labels": (reference.IGNORED, *each["labels"][1:])} for each in blocks]
-    found: list[Row] = []
+        return [{**block, "labels": (reference.IGNORED, *block["labels"][1:])} for block in blocks]
+    rows: list[Row] = []
     for row in whole:
         if strategy == "bfd_split":
             pieces = {name: reference.split_rows(values, limit) for name, values in row.items()}
@@ -276,8 +275,8 @@ def expected_rows(
             is_dropped = undecided.rows_without_labels == "dropped" and limit and strategy != "bfd_split"
             if is_dropped and set(labels) <= {reference.IGNORED}:
                 continue
-            found.append({"input_ids": ids, "labels": (reference.IGNORED, *labels[1:])})
-    return found
+            rows.append({"input_ids": ids, "labels": (reference.IGNORED, *labels[1:])})
+    return rows
 
 
 def _with_images(
@@ -287,32 +286,32 @@ def _with_images(
     example: Mapping[str, Any],
     pictures: Sequence[Any],
 ) -> Row:
-    """A row whose conversation has images, as the processor makes it; where it is cut, whole images are left."""
+    """A row whose conversation has images, as the processor makes it; cutting leaves whole images."""
     from pytest_trlcompat import reference
 
-    words = tokenizer(model, setting)
+    processing_class = tokenizer(model, setting)
     prompt = example.get("prompt", [])
     messages = [*prompt, *example.get("messages", example.get("completion", []))]
-    ids, inputs = images.processed(words, messages, pictures)
+    ids, inputs = images.processed(processing_class, messages, pictures)
     answered = 0
     if prompt and arguments.get("completion_only_loss") is not False:
-        answered = len(images.processed(words, prompt, pictures, add_generation_prompt=True)[0])
+        answered = len(images.processed(processing_class, prompt, pictures, add_generation_prompt=True)[0])
     limit = arguments.get("max_length")
     counts = [place >= max(1, answered) for place in range(len(ids))]
     if arguments.get("assistant_only_loss"):
         counts = []
         for number, message in enumerate(messages, 1):
-            end = len(images.processed(words, messages[:number], pictures)[0])
+            end = len(images.processed(processing_class, messages[:number], pictures)[0])
             counts += [False, *[message["role"] == "assistant"] * (end - len(counts) - 1)]
-    labels = [each if counted else reference.IGNORED for each, counted in zip(ids, counts, strict=True)]
-    found: dict[str, Any] = {"input_ids": ids[:limit], "labels": tuple(labels[:limit])}
+    labels = [token if counted else reference.IGNORED for token, counted in zip(ids, counts, strict=True)]
+    row: dict[str, Any] = {"input_ids": ids[:limit], "labels": tuple(labels[:limit])}
     if "pixel_values" in inputs:
-        found["images"] = images.digests(inputs)
-    return found
+        row["images"] = images.digests(inputs)
+    return row
 
 
 def packing(arguments: Mapping[str, Any], part: str) -> str:
-    """The strategy by which rows of a part are packed, or nothing."""
+    """The strategy by which rows of a part are packed; empty where they are not."""
     chosen = arguments.get("packing")
     if part == "evaluation" and arguments.get("eval_packing") is not None:
         chosen = arguments["eval_packing"]
@@ -337,86 +336,90 @@ def _row(
     undecided: SFTUndecided,
 ) -> dict[str, Sequence[int]]:
     """Token ids and labels of the whole example."""
-    words = tokenizer(model, setting)
-    words = getattr(words, "tokenizer", words)  # of a processor, which has nothing to do with texts
-    words.eos_token = setting.get("eos_token") or words.eos_token
-    words.chat_template = TEMPLATES["other"] if setting.get("template") else words.chat_template
+    processing_class = tokenizer(model, setting)
+    processing_class = getattr(
+        processing_class, "tokenizer", processing_class
+    )  # a processor's own tokenizer: texts do not need the processor
+    processing_class.eos_token = setting.get("eos_token") or processing_class.eos_token
+    processing_class.chat_template = TEMPLATES["other"] if setting.get("template") else processing_class.chat_template
     if "labels" in example:
         return {name: example[name] for name in ("input_ids", "labels")}
-    ids, answered = _tokens(example, words, setting, undecided)
+    ids, answered = _tokens(example, processing_class, setting, undecided)
     counts = [True] * len(ids)
-    # Before this argument the loss is documented of whole sequences alone.
+    # Releases without this argument document only a loss of whole sequences.
     is_masked = "completion_only_loss" in arguments and arguments["completion_only_loss"] is not False
     if "prompt" in example and is_masked:
         counts = [place >= answered for place in range(len(ids))]
     if arguments.get("assistant_only_loss"):
-        generated = _generated(example, words)
-        counts = [both and each for both, each in zip(counts, generated, strict=True)]
+        generated = _generated(example, processing_class)
+        counts = [counted and is_generated for counted, is_generated in zip(counts, generated, strict=True)]
     from pytest_trlcompat.reference import IGNORED
 
     return {
         "input_ids": ids,
-        "labels": [each if counted else IGNORED for each, counted in zip(ids, counts, strict=True)],
+        "labels": [token if counted else IGNORED for token, counted in zip(ids, counts, strict=True)],
     }
 
 
 def _tokens(
-    example: Mapping[str, Any], words: Any, setting: Mapping[str, Any], undecided: SFTUndecided
+    example: Mapping[str, Any], processing_class: Any, setting: Mapping[str, Any], undecided: SFTUndecided
 ) -> tuple[list[int], int]:
     """Token ids, and how many of them are the prompt's."""
     if "input_ids" in example:
         return list(example["input_ids"]), 0
     prompt, messages = example.get("prompt", ""), example.get("messages")
     if "conversations" in example:
-        messages = [{"role": each["from"], "content": each["value"]} for each in example["conversations"]]
+        messages = [{"role": turn["from"], "content": turn["value"]} for turn in example["conversations"]]
     if isinstance(prompt, list):
         messages = [*prompt, *example["completion"]]
     elif prompt and undecided.prompt_completion_as == "conversation":
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": example["completion"]}]
     if messages:
-        written = words.apply_chat_template(messages, tools=example.get("tools"), tokenize=False)
-        ids = _encoded(words, written)
+        written = processing_class.apply_chat_template(messages, tools=example.get("tools"), tokenize=False)
+        ids = _encoded(processing_class, written)
         if not isinstance(prompt, list):
             return ids, 0
-        before = words.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        return ids, len(_encoded(words, before))
+        before = processing_class.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        return ids, len(_encoded(processing_class, before))
     if setting.get("data") == "questions":
         text = _formatted(example["question"], example["answer"])
     else:
         text = prompt + example.get("completion", "") or example.get("text", example.get("body", ""))
-    beginning = [words.convert_tokens_to_ids(BOS)] if setting.get("tokenizer") == "beginning" else []
-    ids = [*beginning, *_encoded(words, text)]
-    is_ended = bool(ids) and ids[-1] == words.eos_token_id
+    beginning = [processing_class.convert_tokens_to_ids(BOS)] if setting.get("tokenizer") == "beginning" else []
+    ids = [*beginning, *_encoded(processing_class, text)]
+    is_ended = bool(ids) and ids[-1] == processing_class.eos_token_id
     if undecided.appended_eos == "always" or (undecided.appended_eos == "unless_there" and not is_ended):
-        ids.append(words.eos_token_id)
-    return ids, len(beginning) + len(_encoded(words, prompt))
+        ids.append(processing_class.eos_token_id)
+    return ids, len(beginning) + len(_encoded(processing_class, prompt))
 
 
-def _encoded(words: Any, text: str) -> list[int]:
-    """Of a text that a chat template has written its beginning of sequence already."""
-    return list(words(text, add_special_tokens=False)["input_ids"])
+def _encoded(processing_class: Any, text: str) -> list[int]:
+    """Token ids of a text without special tokens: a chat template has written the beginning of sequence."""
+    return list(processing_class(text, add_special_tokens=False)["input_ids"])
 
 
-def _generated(example: Mapping[str, Any], words: Any) -> list[bool]:
-    """Which tokens an assistant has generated: those behind the word for its role, until the end of the message."""
+def _generated(example: Mapping[str, Any], processing_class: Any) -> list[bool]:
+    """Which tokens an assistant has generated: those from the word for its role to the end of the message."""
     messages = example.get("messages") or [*example["prompt"], *example["completion"]]
-    found: list[bool] = []
-    if family := next((each for each in FAMILIES.values() if each[0].strip() in words.chat_template), None):
-        return _between(words, words.apply_chat_template(messages, tokenize=False), *family)
-    if words.bos_token is not None and words.chat_template.startswith("{{ bos_token"):
-        found.append(False)
+    generated: list[bool] = []
+    if family := next(
+        (markers for markers in FAMILIES.values() if markers[0].strip() in processing_class.chat_template), None
+    ):
+        return _between(processing_class, processing_class.apply_chat_template(messages, tokenize=False), *family)
+    if processing_class.bos_token is not None and processing_class.chat_template.startswith("{{ bos_token"):
+        generated.append(False)
     for message in messages:
-        size = len(_encoded(words, message["content"])) + 1
-        found += [False, *[message["role"] == "assistant"] * size]
-    return found
+        size = len(_encoded(processing_class, message["content"])) + 1
+        generated += [False, *[message["role"] == "assistant"] * size]
+    return generated
 
 
-def _between(words: Any, text: str, begins: str, ends: str) -> list[bool]:
-    """Which tokens of a text stand behind what begins an assistant's message, until what ends it, and with that."""
+def _between(processing_class: Any, text: str, begins: str, ends: str) -> list[bool]:
+    """Which tokens of a text are between the beginning of an assistant's message and its end, the end included."""
     places, spans = 0, []
     while (start := text.find(begins, places)) >= 0:
         end = text.find(ends, start + len(begins))
         places = len(text) if end < 0 else end + len(ends)
         spans.append((start + len(begins), places))
-    offsets = words(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    offsets = processing_class(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
     return [any(start <= first < end for start, end in spans) for first, _ in offsets]

@@ -1,6 +1,6 @@
-"""What the adapters share of trainers that train on the rows of a dataset: how they record and compare.
+"""How the adapters of trainers on the rows of a dataset record and compare.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A recorded training on the rows of a dataset compared with what the reference gives.
+"""Compare a recorded training on the rows of a dataset with the reference.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ def compare_with_reference(
         models: of :meth:`~pytest_trlcompat.conformance.supervised.hooks.SupervisedHooks.models`.
         conventions: how the trainer does what documentation leaves open.
         expected_rows: the rows that the datasets must become.
-        extra_differences: what differs before a model has computed anything, and is of no row.
+        extra_differences: what differs before a model has computed anything, and belongs to no row.
 
     Raises:
         StepCountMismatch: ranks had unequal numbers of micro-batches, or there was no step.
-        ToleranceUnknown: rounding changes the first step so much that nothing can be told.
+        ToleranceUnknown: rounding changes the first step so much that no difference could be told from it.
     """
     import transformers
 
     def computed(models: tuple[torch.nn.Module, ...]) -> expected.ExpectedTraining:
         return expected.computed(recordings, adapter, models, conventions)
 
-    found = quantities.compare(
+    result = quantities.compare(
         recordings,
         computed(models),
-        lambda: [computed(each) for each in comparison.neighbours(*models)],
+        lambda: [computed(changed) for changed in comparison.neighbours(*models)],
         int(transformers.__version__.partition(".")[0]),
         expected_rows,
         adapter.only_in_training,
@@ -58,4 +58,4 @@ def compare_with_reference(
         extra_differences,
         conventions.unrecorded_with(recordings[0].arguments),
     )
-    return found._replace(compared=found.compared + sum(len(one.micro_batches) for one in recordings))
+    return result._replace(compared=result.compared + sum(len(recording.micro_batches) for recording in recordings))

@@ -1,6 +1,6 @@
-"""How a trainer is built from its arguments, and what it evaluates on: axes of adapters that read a user's data.
+"""How a trainer is built from its arguments, and on what it evaluates: axes of adapters that read a user's data.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -17,66 +17,66 @@ __all__ = ["AFTER", "EVALUATION", "GIVEN", "SINCE", "built", "evaluate", "evalua
 
 GIVEN = ("", "no_train_dataset", "peft_mapping", "twice", "no_arguments")
 """``peft_mapping``: a mapping for ``peft_config``, which documentation does not allow; ``twice``: another trainer is
-built before, of other arguments that no row depends on, and what was prepared for it must be found again;
-``no_arguments``: another one is built before without ``args``, which signatures allow."""
+built first, with other values of arguments on which no row depends, and the data prepared for it must be used again;
+``no_arguments``: another one is built first without ``args``, which signatures allow."""
 EVALUATION = ("", "after", "before", "during", "best", "given", "sets", "streamed", "sets_streamed", "given_sets")
 """``given``: ``evaluate()`` is given the data after the training, and the trainer has none; ``sets``: the trainer has a
 dictionary of two sets; ``streamed``: they are an ``IterableDataset``; ``sets_streamed``: in a dictionary;
 ``given_sets``: ``evaluate()`` is given a dictionary of two sets."""
 AFTER = ("after", "given", "sets", "streamed", "sets_streamed", "given_sets")
-"""Of these, those which evaluate once, when the training has ended."""
+"""The kinds that evaluate once, when the training has ended."""
 SINCE: Mapping[tuple[str, Any], str] = {
     **{("evaluation", kind): "trl>=0.12" for kind in AFTER if kind != "after"},
     **{("given", kind): "trl>=0.12" for kind in GIVEN if kind},
     ("given", "twice"): "trl>=1.7",
-    # Until then evaluate() prepares nothing that it is given.
+    # Before, evaluate() does not prepare the data that it is given.
     ("evaluation", "given_sets"): "trl>=1.7",
     ("metrics", True): "trl>=0.12",
 }
-"""Requirements of the releases with which these values were measured."""
+"""The releases with which these values were measured, as requirements."""
 _PRECISION = "ACCELERATE_MIXED_PRECISION"
 
 
-def built(trainer_class: type, given: Mapping[str, Any], setting: Mapping[str, Any]) -> Any:
-    """The trainer, with its arguments as the axis ``given`` has them.
+def built(trainer_class: type, arguments: Mapping[str, Any], setting: Mapping[str, Any]) -> Any:
+    """The trainer, with its arguments as the axis ``given`` changes them.
 
-    One that is built twice keeps as ``fingerprints`` those of both prepared training sets, by which the cache of
-    ``datasets`` knows them.
+    One that is built twice has ``fingerprints``, those of both prepared training sets, which are the keys in the cache
+    of ``datasets``.
 
     Args:
-        given: the arguments as they are without it.
+        arguments: without the change.
     """
     kind = setting.get("given")
     if kind == "no_train_dataset":
-        given = {**given, "train_dataset": None}
+        arguments = {**arguments, "train_dataset": None}
     elif kind == "peft_mapping":
-        given = {**given, "peft_config": {"r": 4}}
+        arguments = {**arguments, "peft_config": {"r": 4}}
     if kind == "no_arguments":
-        _of_defaults(trainer_class, {name: value for name, value in given.items() if name != "args"})
-    before = trainer_class(**{**given, "args": _elsewhere(given["args"])}) if kind == "twice" else None
-    trainer = trainer_class(**given)
+        _of_defaults(trainer_class, {name: value for name, value in arguments.items() if name != "args"})
+    before = trainer_class(**{**arguments, "args": _elsewhere(arguments["args"])}) if kind == "twice" else None
+    trainer = trainer_class(**arguments)
     if before is not None:
-        trainer.fingerprints = [each.train_dataset._fingerprint for each in (before, trainer)]
+        trainer.fingerprints = [prepared.train_dataset._fingerprint for prepared in (before, trainer)]
     return trainer
 
 
 def _elsewhere(args: Any) -> Any:
-    """The same arguments with another folder to save in, another ``beta`` and, where nothing is cut, ``padding_free``:
-    what is done with tokens later."""
-    found = copy.copy(args)
-    found.output_dir = tempfile.mkdtemp(prefix="trlcompat-")
+    """The arguments with changes on which prepared rows do not depend: the folder to save in, ``beta`` and, where
+    nothing is cut, ``padding_free``."""
+    changed = copy.copy(args)
+    changed.output_dir = tempfile.mkdtemp(prefix="trlcompat-")
     if hasattr(args, "beta"):
-        found.beta = args.beta / 2
+        changed.beta = args.beta / 2
     if hasattr(args, "padding_free") and getattr(args, "max_length", 0) is None:
-        found.padding_free = True
-    return found
+        changed.padding_free = True
+    return changed
 
 
-def _of_defaults(trainer_class: type, given: Mapping[str, Any]) -> None:
-    """A trainer without ``args``: defaults ask for bfloat16, which a device may refuse, and rightly so."""
+def _of_defaults(trainer_class: type, arguments: Mapping[str, Any]) -> None:
+    """Build a trainer without ``args``. Its defaults ask for bfloat16, which a device may rightly refuse."""
     try:
         with _precision_and_folder_of_its_own():
-            trainer_class(**given)
+            trainer_class(**arguments)
     except ValueError as error:
         if "bf16" not in str(error):
             raise
@@ -84,8 +84,11 @@ def _of_defaults(trainer_class: type, given: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _precision_and_folder_of_its_own() -> Iterator[None]:
-    """What a trainer of defaults leaves does not outlive the block: its precision, which Accelerate and its variable
-    hold for the whole process, and the folder that it makes where the process is."""
+    """Undo what a trainer with default arguments changes for the whole process.
+
+    That is the precision, which Accelerate and its variable keep, and the folder that the trainer makes in the working
+    directory.
+    """
     from accelerate.state import AcceleratorState
 
     before, place = os.environ.get(_PRECISION), Path.cwd()
@@ -103,7 +106,7 @@ def _precision_and_folder_of_its_own() -> Iterator[None]:
 
 
 def evaluate(trainer: Any, setting: Mapping[str, Any], dataset: Callable[[], Any]) -> None:
-    """Evaluate after a training, on the data that the trainer has, or is given now.
+    """Evaluate after a training, on the trainer's data, or on data that is passed now.
 
     Args:
         dataset: makes the rows of the evaluation.
@@ -116,7 +119,7 @@ def evaluate(trainer: Any, setting: Mapping[str, Any], dataset: Callable[[], Any
 
 
 def evaluation_argument(setting: Mapping[str, Any], dataset: Callable[[], Any]) -> dict[str, Any]:
-    """``eval_dataset``, as a trainer is given it, or nothing.
+    """The argument ``eval_dataset`` of a trainer, or nothing.
 
     Args:
         dataset: makes the rows of the evaluation.
@@ -124,11 +127,11 @@ def evaluation_argument(setting: Mapping[str, Any], dataset: Callable[[], Any]) 
     kind = str(setting.get("evaluation") or "")
     if kind in ("", "given", "given_sets"):
         return {}
-    made = [dataset() for _ in range(2 if kind.startswith("sets") else 1)]
+    datasets = [dataset() for _ in range(2 if kind.startswith("sets") else 1)]
     if kind.endswith("streamed"):
-        made = [each.to_iterable_dataset() for each in made]
-    return {"eval_dataset": _named(made) if len(made) > 1 else made[0]}
+        datasets = [rows.to_iterable_dataset() for rows in datasets]
+    return {"eval_dataset": _named(datasets) if len(datasets) > 1 else datasets[0]}
 
 
-def _named(made: Sequence[Any]) -> dict[str, Any]:
-    return dict(zip(("first", "second"), made, strict=True))
+def _named(datasets: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(("first", "second"), datasets, strict=True))

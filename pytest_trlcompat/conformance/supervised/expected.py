@@ -1,6 +1,6 @@
-"""What a recorded training on the rows of a dataset must give, computed by the reference from the same rows.
+"""Compute with the reference what a recorded training on the rows of a dataset must give, from the same rows.
 
-Runs inside a rank, or wherever torch is; imports nothing else of the stack.
+Runs inside a rank, or wherever torch is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Settings = TypeVar("Settings", bound="reference.SupervisedSettings")
 class ExpectedTraining:
     """
     Attributes:
-        starts: of each step, how many micro-batches a rank had before it.
+        starts: for each step, how many micro-batches a rank had before it.
         evaluations: in the order of the recording.
     """
 
@@ -47,18 +47,19 @@ def settings_from(
     world_size: int,
     **changed: Any,
 ) -> Settings:
-    """The reference's settings from the arguments that a trainer has, and from what holds for its release.
+    """The reference's settings: from the arguments of a trainer and the conventions of its release.
 
     Args:
         conventions: of the trainer's release.
-        changed: what the adapter says in place of an argument.
+        changed: settings that the adapter computes itself, in place of an argument.
     """
-    names = {each.name for each in fields(settings_class)}
+    names = {field.name for field in fields(settings_class)}
     chosen = dict(conventions.absent)
     chosen |= {name: value for name, value in arguments.items() if name in names}
     for name in ("lr_scheduler_type", "optim"):
         chosen[name] = str(getattr(chosen[name], "value", chosen[name]))
     if not chosen.get("warmup_steps"):
+        # The reference has one setting for both: below 1 it is the part of the steps that warmup_ratio names.
         chosen["warmup_steps"] = arguments.get("warmup_ratio") or 0
     if chosen.get("max_steps", -1) < 0:
         chosen["max_steps"] = None
@@ -82,14 +83,15 @@ def computed(
     """
     from pytest_trlcompat import reference
 
+    # after_step may mix the policy into the reference model in place, and neighbours are made of the untrained ones.
     models = copy.deepcopy(models)
     settings = adapter.settings(recordings[0].arguments, conventions, len(recordings), models)
-    counts = {tuple(each.micro_batches for each in one.steps) for one in recordings}
+    counts = {tuple(step.micro_batches for step in recording.steps) for recording in recordings}
     if len(counts) != 1 or not recordings[0].steps:
         raise StepCountMismatch(f"until each step, ranks had {sorted(counts)} micro-batches")
     ends = next(iter(counts))
     starts = (0, *ends[:-1])
-    training = [one.training for one in recordings]
+    training = [recording.training for recording in recordings]
     batches = [
         [[rank[number].rows for rank in training] for number in range(start, end)]
         for start, end in zip(starts, ends, strict=True)
@@ -99,17 +101,17 @@ def computed(
     objective, after_step = adapter.objective(models, settings), adapter.after_step(models, settings)
     evaluated: dict[int, reference.SupervisedEvaluation] = {}
 
-    def evaluations_after(policy: Any, made: int) -> None:
+    def evaluations_after(policy: Any, steps_made: int) -> None:
         for number, (after, _) in enumerate(recordings[0].evaluations):
-            if after == made:
+            if after == steps_made:
                 evaluated[number] = reference.supervised_evaluate(
                     policy, _evaluation_batches(recordings, number), settings, objective
                 )
 
-    def step_made(policy: Any, made: int) -> None:
+    def step_made(policy: Any, steps_made: int) -> None:
         if after_step is not None:
-            after_step(policy, made)
-        evaluations_after(policy, made)
+            after_step(policy, steps_made)
+        evaluations_after(policy, steps_made)
 
     evaluations_after(models[0], 0)
     steps = reference.supervised_train(models[0], batches, settings, objective, after_step=step_made)
@@ -117,7 +119,9 @@ def computed(
 
 
 def _evaluation_batches(recordings: Sequence[Recording], number: int) -> list[list[Any]]:
-    own = [[each.rows for each in one.micro_batches if each.evaluation == number] for one in recordings]
-    if len({len(each) for each in own}) != 1 or not own[0]:
-        raise StepCountMismatch(f"in evaluation {number} ranks had {[*map(len, own)]} batches")
-    return [list(ranks) for ranks in zip(*own, strict=True)]
+    by_rank = [
+        [batch.rows for batch in recording.micro_batches if batch.evaluation == number] for recording in recordings
+    ]
+    if len({len(batches) for batches in by_rank}) != 1 or not by_rank[0]:
+        raise StepCountMismatch(f"in evaluation {number} ranks had {[*map(len, by_rank)]} batches")
+    return [list(ranks) for ranks in zip(*by_rank, strict=True)]

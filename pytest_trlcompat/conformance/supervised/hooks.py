@@ -1,6 +1,6 @@
-"""What an adapter says of a trainer on the rows of a dataset, for what records, computes and compares.
+"""What an adapter defines for a trainer on the rows of a dataset, so that it can be recorded and compared.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -45,37 +45,37 @@ AXES: Mapping[str, tuple[Any, ...]] = {
     "refused_in": ("", "evaluation", "training"),
     "liger": liger.AXIS,
 }
-"""What is chosen beside the fields of a config, with the default first, for every such trainer. An adapter has more.
-``evaluation="best"``: an evaluation after each step, and at the end the best model is loaded; ``"given"``:
-``evaluate`` is called with a dataset as a user has it, and the trainer has no other; ``refused``: the
-training must end in an error that is raised on purpose before it begins, or, ``"allowed"``, may; a release: must from
-that one on; ``refused_naming``: and the error must name this argument; ``refused_in``: the error may come as late as
-that, since nothing shows before what is wrong; ``liger``: see
-:mod:`~pytest_trlcompat.conformance.liger`."""
+"""What a setting may have in addition to fields of the config, for every such trainer; the default is first. Adapters
+add more. ``evaluation="best"``: an evaluation after each step, and at the end the best model is loaded; ``"given"``:
+``evaluate`` is called with a dataset as a user has it, and the trainer has no other. ``refused``: the training must end
+in an error that is raised on purpose before it begins; with ``"allowed"`` it may; with a release it must from that one
+on. ``refused_naming``: the error must name this argument. ``refused_in``: the error may come as late as this, because
+nothing shows the mistake before. ``liger``: see :mod:`~pytest_trlcompat.conformance.liger`."""
 SINCE: Mapping[tuple[str, Any], str] = {
     ("model", "experts"): "transformers>=4.51",
     ("adapter", "trained_tokens"): "peft>=0.15",
-    # Until then experts are modules of their own, and not stacked.
+    # Before, experts are separate modules, and not stacked.
     ("adapter", "peft_parameters"): "transformers>=5",
     **architectures.SINCE,
     **evaluating.SINCE,
 }
-"""Requirements of the releases that have a value of an axis, for every adapter."""
+"""The releases that have a value of an axis, as requirements; for every adapter."""
 BASE: Mapping[str, Any] = {**PLAIN, "max_steps": 2}
 
 
 class SupervisedHooks(TrainerAdapter):
-    """A trainer on the rows of a dataset, as shared recording, expected values and comparison see it.
+    """A trainer on the rows of a dataset, as the shared recording, expected values and comparison see it.
 
     Attributes:
-        names: of the trainer's class and of its config's in ``trl``.
-        axes: its own, beside :data:`AXES`.
-        since: requirements of the releases that have a value of an axis or of a field, ``("loss_type", "dft")``, or of
-            those whose documentation has it.
-        choices: fields whose values grew in number from release to release: their documentation must name a value.
-        base: fields of its config, beside :data:`BASE` or in place of what stands there.
-        rows: of a micro-batch over all ranks.
-        only_in_training: what is logged of training and, rightly, of no evaluation.
+        names: of the classes of the trainer and of its config in ``trl``.
+        axes: of this trainer, in addition to :data:`AXES`.
+        since: the releases that have, or document, a value of an axis or of a field, ``("loss_type", "dft")``, as
+            requirements.
+        choices: fields that got more values from release to release: a value is known where their documentation
+            names it.
+        base: fields of the config, in addition to :data:`BASE` or in place of its values.
+        rows: number in a micro-batch, over all ranks.
+        only_in_training: what a training logs and an evaluation, rightly, does not.
     """
 
     names: ClassVar[tuple[str, str]]
@@ -95,15 +95,15 @@ class SupervisedHooks(TrainerAdapter):
         """The trainer, as a user would build it.
 
         Args:
-            trainer_class: of this trainer, made to record.
+            trainer_class: a subclass of the trainer that records.
             config: of :meth:`config`.
             seed: of the data.
-            fill: give an adapter that the trainer makes weights that do something.
+            fill: give an adapter that the trainer makes weights that change the model's output.
         """
 
     @abc.abstractmethod
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
-        """The rows of a batch as it reaches the loss, without padding, and what is wrong with its padding.
+        """The rows of a batch as the loss gets it, without padding, and problems of its padding.
 
         Args:
             arguments: fields of the config as the trainer has them.
@@ -113,12 +113,13 @@ class SupervisedHooks(TrainerAdapter):
     def expected_rows(
         self, model: TinyModel, setting: Mapping[str, Any], arguments: Mapping[str, Any], seed: int, part: str
     ) -> list[Row]:
-        """What the dataset of ``training`` or ``evaluation`` must become, in its order, by documentation alone."""
+        """The rows that the dataset of ``training`` or ``evaluation`` must become, in order, by documentation alone."""
 
     @abc.abstractmethod
     def models(self, model: TinyModel, setting: Mapping[str, Any]) -> tuple[torch.nn.Module, ...]:
-        """The policy as the trainer has it before training, adapters included, and what else the loss needs, such as
-        a reference model. In evaluation mode. What is tolerated is measured by changing the weights of all of them."""
+        """The policy as the trainer has it before training, adapters included, and the other models that the loss
+        needs, such as a reference model; all in evaluation mode. Tolerances are measured by changing the weights of all
+        of them."""
 
     @abc.abstractmethod
     def settings(
@@ -128,41 +129,40 @@ class SupervisedHooks(TrainerAdapter):
         world_size: int,
         models: tuple[torch.nn.Module, ...],
     ) -> reference.SupervisedSettings:
-        """The reference's, see :func:`~pytest_trlcompat.conformance.supervised.expected.settings_from`.
+        """The reference's settings, see :func:`~pytest_trlcompat.conformance.supervised.expected.settings_from`.
 
         Args:
-            models: of :meth:`models`, whose config may have a say.
+            models: of :meth:`models`; a setting may depend on their config.
         """
 
     def compared(self, row: Row) -> Row:
-        """What of a row as :meth:`read` gives it must be one of :meth:`expected_rows`."""
+        """The part of a row of :meth:`read` that must be equal to one of :meth:`expected_rows`."""
         return row
 
     def expected_size(self, rows: list[Row], arguments: Mapping[str, Any], part: str) -> int:
-        """How many rows the trainer's dataset has, of those of :meth:`expected_rows`: fewer where it packs them."""
+        """How many rows the trainer's dataset has: fewer than :meth:`expected_rows` where it packs them."""
         return len(rows)
 
     @abc.abstractmethod
     def objective(
         self, models: tuple[torch.nn.Module, ...], settings: reference.SupervisedSettings
     ) -> reference.Objective:
-        """The loss of batches of rows as :meth:`read` gives them; it is called with a copy of the first model, trained
-        so far."""
+        """The loss of batches of rows of :meth:`read`, as a function of a copy of the first model as trained so far."""
 
     def after_step(
         self, models: tuple[torch.nn.Module, ...], settings: reference.SupervisedSettings
     ) -> Callable[[Any, int], None] | None:
-        """What changes with each step beside the policy; see :func:`pytest_trlcompat.reference.supervised_train`."""
+        """What each step changes in addition to the policy; see :func:`pytest_trlcompat.reference.supervised_train`."""
         return None
 
     def evaluate(self, trainer: Any, model: TinyModel, setting: Mapping[str, Any], seed: int) -> None:
-        """Evaluate after the training, on the data that the trainer has, or is given now."""
+        """Evaluate after the training, on the trainer's data, or on data that is passed now."""
         trainer.evaluate()
 
     def surrounding(
-        self, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, found: Recording
+        self, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, recording: Recording
     ) -> AbstractContextManager[None]:
-        """In which a trainer is built, trains and evaluates: for one that samples what it trains on, say."""
+        """A context in which the trainer is built, trains and evaluates, such as one that fixes sampled completions."""
         return nullcontext()
 
     def extra_differences(
@@ -173,7 +173,7 @@ class SupervisedHooks(TrainerAdapter):
         setting: Mapping[str, Any],
         seed: int,
     ) -> Iterator[Difference]:
-        """What differs of what is kept in :attr:`Recording.beside`, and no model has computed.
+        """What differs before a model has computed anything, such as in :attr:`Recording.extras`.
 
         Args:
             recordings: of all ranks.
@@ -181,48 +181,48 @@ class SupervisedHooks(TrainerAdapter):
         """
         return iter(())
 
-    def watched(self, trainer_class: type, found: Recording) -> type:
-        """The trainer, which keeps more of its training: in ``values`` of the newest micro-batch."""
+    def watched(self, trainer_class: type, recording: Recording) -> type:
+        """The trainer, or a subclass that records more, in ``values`` of the newest micro-batch or in ``extras``."""
         return trainer_class
 
     def is_known(self, trl: Any, name: str, value: Any) -> bool:
-        """Whether the release has the field, and, of a choice among names, whether its documentation has this one."""
+        """Whether the release has the field and, where its value is one of several names, documents this name."""
         since = {**SINCE, **self.since}.get((name, value) if not isinstance(value, (list, dict)) else ("", ""))
         if name == "refused" and str(value)[0].isdigit():
             since = f"trl>={value}"
         if since is not None:
-            wanted = Requirement(since)
-            if not wanted.specifier.contains(Version(metadata.version(wanted.name)), prereleases=True):
+            requirement = Requirement(since)
+            if not requirement.specifier.contains(Version(metadata.version(requirement.name)), prereleases=True):
                 return False
         if name in AXES or name in self.axes:
             return True
         described = {
-            each.name: str(each.metadata.get("help", "")) for each in dataclasses.fields(self.config_class(trl))
+            field.name: str(field.metadata.get("help", "")) for field in dataclasses.fields(self.config_class(trl))
         }
         if name in self.choices and isinstance(value, str):
-            documented = described.get(name, "") + "".join(str(each.__doc__) for each in self.config_class(trl).__mro__)
+            documented = described.get(name, "") + "".join(str(base.__doc__) for base in self.config_class(trl).__mro__)
             return name in described and re.search(f"['\"`]{re.escape(value)}['\"`]", documented) is not None
         return name in described
 
     @staticmethod
     def words_argument(trainer_class: type) -> str:
-        """The argument that takes the tokenizer, of a class that may pass on all that it is given."""
-        taken = [
-            set(inspect.signature(vars(each)["__init__"]).parameters)
-            for each in trainer_class.__mro__
-            if "__init__" in vars(each) and each is not object
+        """The argument that takes the tokenizer; a class may only pass its arguments on, so its bases are asked too."""
+        parameters = [
+            set(inspect.signature(vars(base)["__init__"]).parameters)
+            for base in trainer_class.__mro__
+            if "__init__" in vars(base) and base is not object
         ]
-        return next(name for each in taken if (name := name_in(each, "processing_class")) is not None)
+        return next(name for names in parameters if (name := name_in(names, "processing_class")) is not None)
 
     def known_part(self, trl: Any, setting: Mapping[str, Any]) -> dict[str, Any]:
-        """What of a setting this release knows."""
+        """The part of a setting that this release knows."""
         return {name: value for name, value in setting.items() if self.is_known(trl, name, value)}
 
     def config_class(self, trl: Any) -> Any:
         return getattr(trl, self.names[1])
 
     def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
-        """The config of a setting; fields that this release does not know are left out; the text ``None`` is None."""
+        """The config of a setting, without fields that this release does not know. The text ``None`` means None."""
         rows = self.rows // world_size()
         values: dict[str, Any] = {
             "output_dir": tempfile.mkdtemp(prefix="trlcompat-"),
@@ -237,7 +237,7 @@ class SupervisedHooks(TrainerAdapter):
             values |= {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
         if setting.get("resumed"):
             values |= {"save_strategy": "steps", "save_steps": 1}
-        values |= liger.fields(setting, {each.name for each in dataclasses.fields(self.config_class(trl))})
-        given = {name: value for name, value in setting.items() if name not in AXES and name not in self.axes}
-        values |= {name: None if value == "None" else value for name, value in given.items()}
+        values |= liger.fields(setting, {field.name for field in dataclasses.fields(self.config_class(trl))})
+        fields = {name: value for name, value in setting.items() if name not in AXES and name not in self.axes}
+        values |= {name: None if value == "None" else value for name, value in fields.items()}
         return self.config_class(trl)(**self.known_part(trl, values))

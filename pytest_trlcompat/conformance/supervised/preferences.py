@@ -1,6 +1,6 @@
-"""What the adapters of trainers with a reference model share: DPO's and KTO's.
+"""The base of adapters of trainers with a reference model: DPO's and KTO's.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ PREFERENCE_AXES: Mapping[str, tuple[Any, ...]] = {
     "given": GIVEN,
     "adapter": (*AXES["adapter"], "peft_parameters"),
 }
-"""Axes of every such adapter. ``reference="model"``: a reference model of other weights is given; ``dropout``: the
-model's config, or that of its adapter, asks for some, which ``disable_dropout`` says is not applied; ``metrics``: a
-``compute_metrics`` is given, which must get the logits of tokens, and their ids as what they are held against;
-``adapter="peft_parameters"``: the policy comes with an adapter of the stacked matrices of experts."""
+"""Axes of every such adapter. ``reference="model"``: the user gives a reference model with other weights; ``dropout``:
+the model's config, or that of its adapter, asks for dropout, which ``disable_dropout`` is documented to switch off;
+``metrics``: the user gives a ``compute_metrics``, which must get the logits of tokens, and token ids as targets;
+``adapter="peft_parameters"``: the policy has an adapter of the stacked matrices of experts."""
 _DROPPED = 0.5
 _OF_TOKENS = "of_tokens"
 
 
 class PreferenceAdapter(SupervisedAdapter):
-    """A trainer with a reference model, which its user may give.
+    """A trainer with a reference model, which the user may give.
 
     Attributes:
-        own_state: the release of TRL from which on a policy that comes with an adapter is its own reference.
+        own_state: the first release of TRL in which a policy that comes with an adapter is its own reference.
     """
 
     own_state: ClassVar[Version]
@@ -81,14 +81,14 @@ class PreferenceAdapter(SupervisedAdapter):
             extra["ref_model"] = _other(model)
         if setting.get("metrics"):
             extra["compute_metrics"] = _metrics
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "model": policy,
             "args": config,
             "train_dataset": self.dataset(model, setting, seed, "training"),
             self.words_argument(trainer_class): self.tokenizer(model, setting),
             **extra,
         }
-        trainer = built(trainer_class, given, setting)
+        trainer = built(trainer_class, arguments, setting)
         if setting.get("adapter") in objects.NEW_ADAPTERS and fill:
             objects.fill_adapter(trainer.model)
         return trainer
@@ -115,13 +115,13 @@ class PreferenceAdapter(SupervisedAdapter):
         setting: Mapping[str, Any],
         seed: int,
     ) -> Iterator[Difference]:
-        """What ``compute_metrics`` was given."""
+        """What differs in the arguments of ``compute_metrics``."""
         for number, returned in enumerate(recordings[0].returned if setting.get("metrics") else ()):
             seen = returned.get(f"eval_{_OF_TOKENS}")
             if seen != 1.0:
-                said = ["none" if seen is None else "other shapes"]
+                description = ["none" if seen is None else "other shapes"]
                 where = f"evaluation {number}"
-                yield Difference("metrics[predictions]", where, ["logits of tokens"], said, math.inf, 0.0)
+                yield Difference("metrics[predictions]", where, ["logits of tokens"], description, math.inf, 0.0)
 
     def after_step(
         self, models: tuple[torch.nn.Module, ...], settings: reference.SupervisedSettings
@@ -133,7 +133,7 @@ class PreferenceAdapter(SupervisedAdapter):
 
 
 def auxiliary_weight(policy: Any, arguments: Mapping[str, Any]) -> float:
-    """Of the auxiliary loss of a mixture of experts: the argument's, or what the model declares; 0 of another model."""
+    """The weight of the auxiliary loss of a mixture of experts: the argument, else the model's; 0 for other models."""
     if not hasattr(policy.config, "output_router_logits"):
         return 0.0
     declared = policy.config.router_aux_loss_coef if policy.config.output_router_logits else 0.0
@@ -143,14 +143,14 @@ def auxiliary_weight(policy: Any, arguments: Mapping[str, Any]) -> float:
 
 def _on_own_device(trainer_class: type) -> dict[str, Any]:
     """Fields of a config that keep each rank's reference model off device 0; see OneDevicePerRankMixin."""
-    modules = {sys.modules.get(each.__module__) for each in trainer_class.__mro__}
-    if world_size() > 1 and any(hasattr(each, "create_model_from_path") for each in modules):
+    modules = {sys.modules.get(base.__module__) for base in trainer_class.__mro__}
+    if world_size() > 1 and any(hasattr(module, "create_model_from_path") for module in modules):
         return {"model_init_kwargs": {"device_map": None}}
     return {}
 
 
 def with_dropout(policy: Any, adapter: Any, setting: Mapping[str, Any]) -> Any:
-    """The policy as a user passes it, with the dropout of the axis."""
+    """The policy as a user passes it, with the dropout that the axis asks for."""
     if setting.get("dropout") == "adapter":
         adapter.lora_dropout = _DROPPED
     elif setting.get("dropout"):
@@ -162,19 +162,19 @@ def with_dropout(policy: Any, adapter: Any, setting: Mapping[str, Any]) -> Any:
 
 
 def _metrics(prediction: Any) -> dict[str, float]:
-    """A ``compute_metrics``: 1 where it is given "predictions of the model" and "targets to be matched", by token."""
+    """A ``compute_metrics``: 1 where it gets "predictions of the model" and "targets to be matched", by token."""
     logits, targets = prediction.predictions, prediction.label_ids
-    shapes = [getattr(each, "shape", ()) for each in (logits, targets)]
+    shapes = [getattr(array, "shape", ()) for array in (logits, targets)]
     is_right = len(shapes[0]) == 3 and shapes[0][:2] == shapes[1] and bool((targets > 0).any())
     return {_OF_TOKENS: float(is_right)}
 
 
 def _other(model: TinyModel) -> Any:
-    """A model of other weights."""
+    """The same model with other weights."""
     import torch
 
-    found = copy.deepcopy(model.new_model())
+    other_model = copy.deepcopy(model.new_model())
     with torch.no_grad():
-        for parameter in found.parameters():
+        for parameter in other_model.parameters():
             parameter.mul_(0.8)
-    return found
+    return other_model

@@ -1,7 +1,7 @@
-"""What of a training on the rows of a dataset is compared, in the order in which its steps make it.
+"""What is compared of a training on the rows of a dataset, in the order in which its steps compute it.
 
-Rows come first, before any loss: each that reached the model must be one of those that the dataset must become, and not
-oftener than it stands there. Then what the reference gives for the rows that the trainer had.
+Rows come first, before any loss: each row that reached the model must be one of the expected rows, and in each pass no
+more often than there. Then follows what the reference computes from the rows that the trainer had.
 
 Runs inside a rank, or wherever torch is.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["ExpectedRows", "compare", "expected_quantities", "recorded_quantities", "rows_differing"]
 
 ExpectedRows = Callable[[str], "tuple[Sequence[Row], int]"]
-"""The rows that the dataset of ``training`` or ``evaluation`` must become, and how many the trainer's dataset has."""
+"""Returns the rows that the dataset of ``training`` or ``evaluation`` must become, and how many the trainer's has."""
 
 
 def compare(
@@ -53,29 +53,29 @@ def compare(
         neighbours: what is expected with weights changed by one unit in the last place, in several ways.
         transformers: its major version.
         only_in_training: what an evaluation need not log.
-        compared: what of a recorded row must be as expected.
-        extra_differences: what differs before a model has computed anything, and is of no row.
-        unrecorded: what this release does not show, and why, as of
+        compared: the part of a recorded row that must be as expected.
+        extra_differences: what differs before a model has computed anything, and belongs to no row.
+        unrecorded: by stage, why this release does not show it; for
             :func:`~pytest_trlcompat.conformance.comparison.stated`.
     """
-    found = recorded_quantities(recordings)
+    recorded = recorded_quantities(recordings)
     unrecorded = {**unrecorded, **unrecorded_of(recordings[0].steps)}
-    every = int(recordings[0].arguments["logging_steps"])
+    logging_steps = int(recordings[0].arguments["logging_steps"])
 
     def quantities(expected: ExpectedTraining) -> list[Quantity]:
-        return stated(expected_quantities(expected, every, transformers), unrecorded)
+        return stated([*expected_quantities(expected, logging_steps, transformers)], unrecorded)
 
     return compare_with_reference(
         quantities(expected),
-        found,
-        lambda: [quantities(each) for each in neighbours()],
+        recorded,
+        lambda: [quantities(neighbour) for neighbour in neighbours()],
         [*extra_differences, *rows_differing(recordings, expected_rows, compared), *_updates(recordings[0])],
         [*_best_model(recordings[0], expected), *_missing(recordings[0], expected, only_in_training)],
     )
 
 
 def expected_quantities(expected: ExpectedTraining, logging_steps: int, transformers: int) -> Iterator[Quantity]:
-    """Everything that a recording can show, in the order in which steps make it."""
+    """Everything that a recording can show, in the order in which steps compute it."""
     import torch
 
     from pytest_trlcompat import reference
@@ -83,10 +83,10 @@ def expected_quantities(expected: ExpectedTraining, logging_steps: int, transfor
     logged = 0
     ranks = expected.settings.world_size
     for number, step in enumerate(expected.steps):
-        for index, one in enumerate(step.micro_batches):
+        for index, micro_batch in enumerate(step.micro_batches):
             place = f"step {number}, rank {index % ranks}, micro-batch {expected.starts[number] + index // ranks}"
-            for name, values in one.values.items():
-                yield Quantity(name, place, values, one.masks.get(name))
+            for name, values in micro_batch.values.items():
+                yield Quantity(name, place, values, micro_batch.masks.get(name))
         place = f"step {number}"
         logs = None
         if (number + 1) % logging_steps == 0:
@@ -108,10 +108,10 @@ def expected_quantities(expected: ExpectedTraining, logging_steps: int, transfor
             )
     for number, evaluation in enumerate(expected.evaluations):
         place = f"evaluation {number}"
-        for index, one in enumerate(evaluation.micro_batches):
-            for name, values in one.values.items():
+        for index, micro_batch in enumerate(evaluation.micro_batches):
+            for name, values in micro_batch.values.items():
                 where = f"{place}, rank {index % ranks}, batch {index // ranks}"
-                yield Quantity(f"evaluated[{name}]", where, values, one.masks.get(name))
+                yield Quantity(f"evaluated[{name}]", where, values, micro_batch.masks.get(name))
         for kind in ("evaluation", "evaluate()"):
             for name, value in evaluation.logs.items():
                 rounding = _of_rewards(name.removeprefix("eval_"), evaluation.logs, expected.settings)
@@ -126,9 +126,9 @@ def _rounding(name: str, logs: Mapping[str, float], settings: Any, transformers:
 def _of_rewards(name: str, logs: Mapping[str, float], settings: Any) -> float:
     """Two units in the last place of each of the four log-probabilities whose differences, times beta, are rewards.
 
-    Where policy and reference model are equal, rewards are 0 but for that, also with weights changed by rounding; and
-    which of a pair has the larger one, rounding decides: with a vision tower, say, whose convolutions are computed
-    otherwise where a gradient is wanted.
+    Where policy and reference model are equal, rewards are 0 up to this rounding, also with changed weights; rounding
+    then decides which of a pair has the larger one. A vision tower is an example: its convolutions are computed in
+    another way where a gradient is needed.
     """
     if not name.startswith("rewards/"):
         return 0.0
@@ -141,38 +141,40 @@ def _of_rewards(name: str, logs: Mapping[str, float], settings: Any) -> float:
 
 
 def recorded_quantities(recordings: Sequence[Recording]) -> Mapping[tuple[str, str], torch.Tensor]:
-    """The same of a recording, as far as it shows them, by stage and place."""
+    """The same quantities of a recording, as far as it has them, by stage and place."""
     import torch
 
-    found: dict[tuple[str, str], torch.Tensor] = {}
+    recorded: dict[tuple[str, str], torch.Tensor] = {}
     main = recordings[0]
-    for rank, one in enumerate(recordings):
-        starts = (0, *(step.micro_batches for step in one.steps))
+    for rank, recording in enumerate(recordings):
+        starts = (0, *(step.micro_batches for step in recording.steps))
         for step, (start, end) in enumerate(pairwise(starts)):
             for number in range(start, end):
-                for name, values in one.training[number].values.items():
-                    found[name, f"step {step}, rank {rank}, micro-batch {number}"] = _padded(values)
+                for name, values in recording.training[number].values.items():
+                    recorded[name, f"step {step}, rank {rank}, micro-batch {number}"] = _padded(values)
         counts: Counter[int] = Counter()
-        for batch in one.micro_batches:
+        for batch in recording.micro_batches:
             if batch.evaluation is not None:
                 where = f"evaluation {batch.evaluation}, rank {rank}, batch {counts[batch.evaluation]}"
                 counts[batch.evaluation] += 1
                 for name, values in batch.values.items():
-                    found[f"evaluated[{name}]", where] = _padded(values)
+                    recorded[f"evaluated[{name}]", where] = _padded(values)
     for number, step_record in enumerate(main.steps):
         for kind, tensors in (("gradients", step_record.gradients or {}), ("weights", step_record.weights)):
             for name, values in tensors.items():
-                found[f"{kind}[{name}]", f"step {number}"] = values
-    every = int(main.arguments["logging_steps"])
+                recorded[f"{kind}[{name}]", f"step {number}"] = values
+    logging_steps = int(main.arguments["logging_steps"])
     for number, entry in enumerate(main.logs):
         for name, value in entry.items():
-            found[f"logs[{name}]", f"step {(number + 1) * every - 1}"] = torch.tensor([value], dtype=torch.float64)
-    for kind, entries in (("evaluation", [each for _, each in main.evaluations]), ("evaluate()", main.returned)):
+            recorded[f"logs[{name}]", f"step {(number + 1) * logging_steps - 1}"] = torch.tensor(
+                [value], dtype=torch.float64
+            )
+    for kind, entries in (("evaluation", [logs for _, logs in main.evaluations]), ("evaluate()", main.returned)):
         for number, entry in enumerate(entries):
             for name, value in entry.items():
                 if isinstance(value, (int, float)):
-                    found[f"{kind}[{name}]", f"evaluation {number}"] = torch.tensor([value], dtype=torch.float64)
-    return found
+                    recorded[f"{kind}[{name}]", f"evaluation {number}"] = torch.tensor([value], dtype=torch.float64)
+    return recorded
 
 
 def _padded(rows: Sequence[Any]) -> torch.Tensor:
@@ -187,24 +189,27 @@ def _padded(rows: Sequence[Any]) -> torch.Tensor:
 def rows_differing(
     recordings: Sequence[Recording], expected_rows: ExpectedRows, compared: Callable[[Row], Row] = dict
 ) -> Iterator[Difference]:
-    """What differs before a model has computed anything: how many rows there are, and each row's columns."""
+    """What differs before a model has computed anything: the number of rows, and the columns of each."""
     main = recordings[0]
     for part, batches in (
-        ("training", [one.training for one in recordings]),
-        ("evaluation", [[each for each in one.micro_batches if each.evaluation == 0] for one in recordings]),
+        ("training", [recording.training for recording in recordings]),
+        (
+            "evaluation",
+            [[batch for batch in recording.micro_batches if batch.evaluation == 0] for recording in recordings],
+        ),
     ):
         if not any(batches):
             continue
-        wanted, size = expected_rows(part)
+        expected, size = expected_rows(part)
         if part in main.sizes and main.sizes[part] != size:
             yield _difference("data[size]", part, size, main.sizes[part])
-        for rank, own in enumerate(batches):
-            for number, batch in enumerate(own):
-                for stage, right, seen in batch.problems:
+        for rank, rank_batches in enumerate(batches):
+            for number, batch in enumerate(rank_batches):
+                for stage, correct, seen in batch.problems:
                     yield Difference(
-                        stage, f"{part}, rank {rank}, micro-batch {number}", [right], [seen], math.inf, 0.0
+                        stage, f"{part}, rank {rank}, micro-batch {number}", [correct], [seen], math.inf, 0.0
                     )
-        yield from _against(wanted, _by_epoch(batches, len(wanted), compared), part)
+        yield from _against(expected, _by_epoch(batches, len(expected), compared), part)
     if main.before_resuming != main.after_resuming:
         places = zip(main.before_resuming, main.after_resuming, strict=False)
         first = next((pair for pair in places if pair[0] != pair[1]), (main.before_resuming, main.after_resuming))
@@ -219,13 +224,13 @@ def rows_differing(
 def _by_epoch(
     batches: Sequence[Sequence[Any]], size: int, compared: Callable[[Row], Row]
 ) -> Iterator[list[tuple[str, Row]]]:
-    """The rows of all ranks with their places, one pass over the dataset after the other."""
+    """The rows of all ranks with their places, a list for each pass over the dataset."""
     rows: list[tuple[str, Row]] = []
     for number in range(max(map(len, batches))):
         together = [
             (f"rank {rank}, micro-batch {number}, row {place}", compared(row))
-            for rank, own in enumerate(batches)
-            for place, row in enumerate(own[number].rows if number < len(own) else [])
+            for rank, rank_batches in enumerate(batches)
+            for place, row in enumerate(rank_batches[number].rows if number < len(rank_batches) else [])
         ]
         if rows and len(rows) + len(together) > size:
             yield rows
@@ -235,11 +240,11 @@ def _by_epoch(
 
 
 def _against(
-    wanted: Sequence[Row], epochs: Iterator[list[tuple[str, Row]]], part: str, most: int = 4
+    expected: Sequence[Row], epochs: Iterator[list[tuple[str, Row]]], part: str, most: int = 4
 ) -> Iterator[Difference]:
     shown = 0
     for rows in epochs:
-        unused = Counter(map(_key, wanted))
+        unused = Counter(map(_key, expected))
         wrong = []
         for where, row in rows:
             if unused[_key(row)]:
@@ -250,29 +255,29 @@ def _against(
             if shown == most:
                 return
             shown += 1
-            yield from _nearest([dict(key) for key in unused.elements()], wanted, row, f"{part}, {where}")
+            yield from _nearest([dict(key) for key in unused.elements()], expected, row, f"{part}, {where}")
 
 
-def _nearest(unused: Sequence[Row], wanted: Sequence[Row], row: Row, where: str) -> Iterator[Difference]:
-    """How a row differs from that of the expected ones which it is nearest to."""
-    if any(_key(row) == _key(each) for each in wanted):
+def _nearest(unused: Sequence[Row], expected: Sequence[Row], row: Row, where: str) -> Iterator[Difference]:
+    """How a row differs from the most similar of the expected ones."""
+    if any(_key(row) == _key(other) for other in expected):
         yield Difference("data[order]", where, ["another row"], [str(dict(row))], math.inf, 0.0)
         return
     if not unused:
         yield Difference("data[size]", where, ["no row"], [str(dict(row))], math.inf, 0.0)
         return
-    near = max(unused, key=lambda each: _likeness(each, row))
+    near = max(unused, key=lambda candidate: _likeness(candidate, row))
     for name in {**near, **row}:
         if near.get(name) != row.get(name):
             yield Difference(f"data[{name}]", where, list(near.get(name, ())), list(row.get(name, ())), math.inf, 0.0)
 
 
-def _likeness(one: Row, other: Row) -> tuple[int, float]:
-    """How many columns are equal, then how alike the others are."""
+def _likeness(row: Row, other: Row) -> tuple[int, float]:
+    """The number of equal columns, then how similar all columns are."""
     from difflib import SequenceMatcher
 
-    same = sum(one.get(name) == other.get(name) for name in {**one, **other})
-    alike = (SequenceMatcher(None, one[name], other[name], autojunk=False).ratio() for name in one if name in other)
+    same = sum(row.get(name) == other.get(name) for name in {**row, **other})
+    alike = (SequenceMatcher(None, row[name], other[name], autojunk=False).ratio() for name in row if name in other)
     return same, sum(alike)
 
 
@@ -281,7 +286,7 @@ def _key(row: Row) -> tuple[tuple[str, tuple[float, ...]], ...]:
 
 
 def _updates(main: Recording) -> Iterator[Difference]:
-    """Each step accumulates as many micro-batches as the config says; the last one of an epoch may have fewer."""
+    """Steps that accumulate other numbers of micro-batches than the config says; an epoch's last may have fewer."""
     accumulated = int(main.arguments["gradient_accumulation_steps"])
     starts = (0, *(step.micro_batches for step in main.steps))
     counts = [end - start for start, end in pairwise(starts)]
@@ -290,18 +295,18 @@ def _updates(main: Recording) -> Iterator[Difference]:
     ranks = int(main.arguments.get("world_size", 1))
     of_epoch = -(-rows // (size * ranks)) if rows else 0
     for number, (start, count) in enumerate(zip(starts, counts, strict=False)):
-        left = of_epoch - start % of_epoch if of_epoch else accumulated
-        if count != min(accumulated, left):
-            yield _difference("updates", f"step {number}", min(accumulated, left), count)
+        left_in_epoch = of_epoch - start % of_epoch if of_epoch else accumulated
+        if count != min(accumulated, left_in_epoch):
+            yield _difference("updates", f"step {number}", min(accumulated, left_in_epoch), count)
 
 
 def _best_model(main: Recording, expected: ExpectedTraining) -> Iterator[Difference]:
-    """``load_best_model_at_end``: the weights at the end are those after which the loss of evaluation was smallest."""
+    """``load_best_model_at_end``: final weights must be those with which the loss of evaluation was smallest."""
     import torch
 
     if not main.final or not expected.evaluations:
         return
-    losses = [each.logs["eval_loss"] for each in expected.evaluations]
+    losses = [evaluation.logs["eval_loss"] for evaluation in expected.evaluations]
     best = main.evaluations[losses.index(min(losses))][0]
     if not best:
         return
@@ -317,11 +322,16 @@ def _best_model(main: Recording, expected: ExpectedTraining) -> Iterator[Differe
 def _missing(
     recording: Recording, expected: ExpectedTraining, only_in_training: frozenset[str]
 ) -> Iterator[Difference]:
-    """What is logged of training, and of no evaluation; of what the reference measures where it measured something."""
+    """What a training logs and an evaluation does not; a metric of the reference is due where it has a value there."""
     logged = {name for entry in recording.logs for name in entry} - only_in_training
-    known = {name for step in expected.steps for one in step.micro_batches for name in (*one.metrics, *one.differences)}
+    known = {
+        name
+        for step in expected.steps
+        for micro_batch in step.micro_batches
+        for name in (*micro_batch.metrics, *micro_batch.differences)
+    }
     for kind, entries in (
-        ("evaluation", [each for _, each in recording.evaluations]),
+        ("evaluation", [logs for _, logs in recording.evaluations]),
         ("evaluate()", recording.returned),
     ):
         for number, entry in enumerate(entries):
@@ -331,5 +341,5 @@ def _missing(
                     yield Difference(f"{kind}[eval_{name}]", f"evaluation {number}", [name], [], math.inf, 0.0)
 
 
-def _difference(stage: str, where: str, expected: float, found: float) -> Difference:
-    return Difference(stage, where, [expected], [found], math.inf, 0.0)
+def _difference(stage: str, where: str, expected: float, recorded: float) -> Difference:
+    return Difference(stage, where, [expected], [recorded], math.inf, 0.0)

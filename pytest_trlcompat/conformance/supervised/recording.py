@@ -1,8 +1,8 @@
-"""A short training on the rows of a dataset with a setting, and everything of it that the reference computes too.
+"""Train briefly on the rows of a dataset with a setting, and record everything that the reference computes too.
 
-A training whose trainer another program builds, such as a project's own command, is recorded by :func:`recorded`.
+:func:`recorded` records a training whose trainer another program builds, such as a project's own command.
 
-Runs inside a rank; imports the stack only inside functions.
+Runs inside a rank.
 """
 
 from __future__ import annotations
@@ -39,55 +39,55 @@ def record(
         setting: fields of the config, and values of axes.
         seed: of the data.
         whole: gathers the trained weights of a trainer, by their names in the bare model, where a strategy shards
-            them; then no gradients are kept. Called on every rank.
+            them; then no gradients are recorded. Called on every rank.
     """
     import trl
 
     setting = adapter.known_part(trl, setting)
     config = adapter.config(trl, setting)
-    found = Recording()
-    given = copy.deepcopy({name: value for name, value in vars(config).items() if isinstance(value, dict)})
-    with adapter.surrounding(model, setting, config, seed, found):
-        trainer = _build(adapter, trainer_class, model, setting, config, seed, found)
-        found.changed = {
-            name: (value, vars(config)[name]) for name, value in given.items() if vars(config)[name] != value
+    recording = Recording()
+    dictionaries = copy.deepcopy({name: value for name, value in vars(config).items() if isinstance(value, dict)})
+    with adapter.surrounding(model, setting, config, seed, recording):
+        trainer = _build(adapter, trainer_class, model, setting, config, seed, recording)
+        recording.changed = {
+            name: (value, vars(config)[name]) for name, value in dictionaries.items() if vars(config)[name] != value
         }
         if setting.get("evaluation") == "before":
             trainer.evaluate()
-        with _recorded_steps(trainer, found, whole):
+        with _recorded_steps(trainer, recording, whole):
             trainer.train()
         if setting.get("evaluation") == "best":
-            found.final = (whole or trained_weights)(trainer)
+            recording.final = (whole or trained_weights)(trainer)
         if setting.get("evaluation") in AFTER:
             adapter.evaluate(trainer, model, setting, seed)
     if setting.get("resumed"):
-        _resume(adapter, trainer_class, model, setting, config, seed, found, whole)
-    return found
+        _resume(adapter, trainer_class, model, setting, config, seed, recording, whole)
+    return recording
 
 
 @contextlib.contextmanager
 def recorded(
     adapter: SupervisedHooks, ended: Callable[[Recording], None], whole: Whole | None = None
 ) -> Iterator[None]:
-    """Record the first training that begins until the end, whoever builds its trainer, such as a project's own command.
+    """Record the first training that begins within, whoever builds its trainer, such as a project's own command.
 
     Args:
         adapter: how the trainer's batches are read.
-        ended: called with the recording when the training has ended, and not only the program that it is part of,
-            which may end what ranks exchange messages by.
+        ended: called with the recording as soon as the training has ended: the program around it may destroy the
+            process group before it ends itself.
         whole: as of :func:`record`.
     """
     import transformers
 
-    found, plain = Recording(), transformers.Trainer.train
+    recording, plain = Recording(), transformers.Trainer.train
 
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
         transformers.Trainer.train = plain
-        self.__class__ = _recorded_class(type(self), adapter, found)
-        _describe(self, found)
-        with _recorded_steps(self, found, whole):
+        self.__class__ = _recorded_class(type(self), adapter, recording)
+        _describe(self, recording)
+        with _recorded_steps(self, recording, whole):
             returned = plain(self, *args, **kwargs)
-        ended(found)
+        ended(recording)
         return returned
 
     transformers.Trainer.train = train
@@ -104,79 +104,79 @@ def _build(
     setting: Mapping[str, Any],
     config: Any,
     seed: int,
-    found: Recording,
+    recording: Recording,
 ) -> Any:
     import transformers
 
-    trainer = adapter.build(_recorded_class(trainer_class, adapter, found), model, setting, config, seed, True)
+    trainer = adapter.build(_recorded_class(trainer_class, adapter, recording), model, setting, config, seed, True)
     trainer.remove_callback(transformers.PrinterCallback)
-    _describe(trainer, found)
+    _describe(trainer, recording)
     return trainer
 
 
-def _describe(trainer: Any, found: Recording) -> None:
-    found.fingerprints = list(getattr(trainer, "fingerprints", []))
+def _describe(trainer: Any, recording: Recording) -> None:
+    recording.fingerprints = list(getattr(trainer, "fingerprints", []))
     plain = (int, float, str, bool, list, tuple, dict, type(None))
-    found.arguments |= {name: value for name, value in vars(trainer.args).items() if isinstance(value, plain)}
+    recording.arguments |= {name: value for name, value in vars(trainer.args).items() if isinstance(value, plain)}
     for part, dataset in (("training", trainer.train_dataset), ("evaluation", trainer.eval_dataset)):
         if isinstance(dataset, Sized) and not isinstance(dataset, dict):
-            found.sizes[part] = len(dataset)
+            recording.sizes[part] = len(dataset)
 
 
 @contextlib.contextmanager
-def _recorded_steps(trainer: Any, found: Recording, whole: Whole | None) -> Iterator[None]:
-    with watched_steps(trainer, found.steps, lambda: len(found.training), whole):
+def _recorded_steps(trainer: Any, recording: Recording, whole: Whole | None) -> Iterator[None]:
+    with watched_steps(trainer, recording.steps, lambda: len(recording.training), whole):
         yield
-    found.logs = [dict(entry) for entry in trainer.state.log_history if "loss" in entry]
+    recording.logs = [dict(entry) for entry in trainer.state.log_history if "loss" in entry]
 
 
-def _recorded_class(trainer_class: type, adapter: SupervisedHooks, found: Recording) -> type:
-    """The trainer, which keeps what its methods are given and return."""
+def _recorded_class(trainer_class: type, adapter: SupervisedHooks, recording: Recording) -> type:
+    """A subclass of the trainer that records what its methods are given and return."""
 
-    watched: Any = adapter.watched(trainer_class, found)
+    watched: Any = adapter.watched(trainer_class, recording)
 
     class Recording(watched):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not found.in_evaluation:
+            if not recording.in_evaluation:
                 self._trlcompat_keep(inputs, None)
             return super().compute_loss(model, inputs, *args, **kwargs)
 
         def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            self._trlcompat_keep(self._prepare_inputs(inputs), len(found.evaluations))
+            self._trlcompat_keep(self._prepare_inputs(inputs), len(recording.evaluations))
             return super().prediction_step(model, inputs, *args, **kwargs)
 
         def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-            """That of several sets evaluates one after the other, and each is recorded by itself."""
-            before, prefix = len(found.evaluations), kwargs.get("metric_key_prefix", "eval")
-            found.in_evaluation = True
+            """An evaluation of several sets calls itself for each; only these inner calls are recorded."""
+            before, prefix = len(recording.evaluations), kwargs.get("metric_key_prefix", "eval")
+            recording.in_evaluation = True
             try:
                 logs = super().evaluate(*args, **kwargs)
             finally:
-                found.in_evaluation = False
-            if len(found.evaluations) > before:
+                recording.in_evaluation = False
+            if len(recording.evaluations) > before:
                 return logs
-            given = args[0] if args else kwargs.get("eval_dataset")
-            sets = [*given] if isinstance(given, dict) else []
+            dataset = args[0] if args else kwargs.get("eval_dataset")
+            sets = [*dataset] if isinstance(dataset, dict) else []
             logged = [entry for entry in self.state.log_history if f"{prefix}_loss" in entry]
-            found.evaluations.append((len(found.steps), _as_one(logged[-1] if logged else logs, prefix, sets)))
-            found.returned.append(_as_one(logs, prefix, sets))
+            recording.evaluations.append((len(recording.steps), _as_one(logged[-1] if logged else logs, prefix, sets)))
+            recording.returned.append(_as_one(logs, prefix, sets))
             return logs
 
         def _trlcompat_keep(self, inputs: Any, evaluation: int | None) -> None:
             read = adapter.read(inputs, vars(self.args))
-            found.micro_batches.append(MicroBatchRecord(read.rows, read.problems, read.values, evaluation))
+            recording.micro_batches.append(MicroBatchRecord(read.rows, read.problems, read.values, evaluation))
 
     Recording.__name__ = trainer_class.__name__
     return Recording
 
 
 def _as_one(entry: Mapping[str, Any], prefix: str, sets: Sequence[str]) -> dict[str, Any]:
-    """What is logged of one set of several, by the names that an only one has.
+    """What is logged of one of several sets, under the names that a single set has.
 
     Args:
-        sets: names of those that one call evaluates together, which are equally large: their loss is the mean.
+        sets: names of those that one call evaluates together. They are equally large, so that the loss is the mean.
     """
-    losses = [entry[name] for each in sets if (name := f"{prefix}_{each}_loss") in entry]
+    losses = [entry[name] for set_name in sets if (name := f"{prefix}_{set_name}_loss") in entry]
     if losses and len(losses) == len(sets):
         entry = {f"{prefix}_loss": sum(losses) / len(losses), **entry}
     return {
@@ -192,21 +192,21 @@ def _resume(
     setting: Mapping[str, Any],
     config: Any,
     seed: int,
-    found: Recording,
+    recording: Recording,
     whole: Whole | None,
 ) -> None:
-    """Train on from the first step's checkpoint; what happens takes the place of what happened then."""
+    """Resume from the checkpoint of the first step; the resumed steps replace those that were recorded after it."""
     steps = 1
-    again = Recording(arguments=found.arguments)
+    again = Recording(arguments=recording.arguments)
     with adapter.surrounding(model, setting, config, seed, again):
         trainer = _build(adapter, trainer_class, model, setting, config, seed, again)
         with _recorded_steps(trainer, again, whole):
             trainer.train(resume_from_checkpoint=os.path.join(config.output_dir, f"checkpoint-{steps}"))
-    kept = found.steps[steps - 1].micro_batches
-    for each in again.steps:
-        each.micro_batches += kept
-    found.before_resuming = [each.rows for each in found.training[kept:]]
-    found.after_resuming = [each.rows for each in again.training]
-    found.micro_batches = found.training[:kept] + again.training
-    found.steps = found.steps[:steps] + again.steps
-    found.logs = again.logs
+    trained_before = recording.steps[steps - 1].micro_batches
+    for step in again.steps:
+        step.micro_batches += trained_before
+    recording.before_resuming = [batch.rows for batch in recording.training[trained_before:]]
+    recording.after_resuming = [batch.rows for batch in again.training]
+    recording.micro_batches = recording.training[:trained_before] + again.training
+    recording.steps = recording.steps[:steps] + again.steps
+    recording.logs = again.logs

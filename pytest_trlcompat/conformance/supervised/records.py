@@ -1,4 +1,4 @@
-"""What is kept of a conformance training on the rows of a dataset. Imports nothing of the stack."""
+"""The records of a conformance training on the rows of a dataset."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 __all__ = ["MicroBatchRecord", "Read", "Recording", "Row"]
 
 Row = Mapping[str, Any]
-"""A row as the loss sees it, without padding, by column tuples of numbers: ``{"input_ids": (5, 6, 1), "labels": (-100,
-6, 1)}``; and of one with images, by name and as nested lists, what the model is called with beside."""
+"""A row as the loss sees it, without padding: tuples of numbers by column, ``{"input_ids": (5, 6, 1), "labels": (-100,
+6, 1)}``. A row with images also has the further inputs of the model, as nested lists by name."""
 
 
 @dataclass
 class Read:
-    """What a batch of the collator is.
+    """The contents of a batch of the collator.
 
     Attributes:
         rows: as the loss sees them.
-        problems: what is wrong with the batch as a whole, and not with a row: stage, what was expected, what was found.
-        values: numbers that came with the rows, to be compared with the reference's, such as log-probabilities that
-            were computed before the training; by quantity, a list for each row.
+        problems: of the batch as a whole, and not of a row: the stage, what was expected, and what was there.
+        values: numbers that came with the rows and are compared with the reference's, such as log-probabilities that
+            were computed before the training; lists with an entry for each row, by quantity.
     """
 
     rows: list[Row]
@@ -52,14 +52,14 @@ class Recording:
     Attributes:
         arguments: fields of the config as the trainer has them.
         sizes: rows of the trainer's datasets, ``training`` and ``evaluation``, where they have a length.
-        evaluations: of each evaluation, what was logged and after how many steps.
-        returned: by each evaluation.
+        evaluations: for each evaluation, after how many steps it was, and what it logged.
+        returned: what each evaluation returned.
         changed: dictionaries of the user's config that building the trainer changed: before and after.
         fingerprints: of the prepared training sets of two trainers with the same arguments.
-        before_resuming: rows of each micro-batch of a training that was resumed later, from the checkpoint on.
-        after_resuming: of the resumed training.
-        final: trained weights at the end, where the best model was to be loaded.
-        beside: what the adapter keeps in addition, see
+        before_resuming: rows of each micro-batch after the checkpoint from which a training was resumed later.
+        after_resuming: the same of the resumed training.
+        final: trained weights at the end, where the best model had to be loaded.
+        extras: further records of the adapter, see
             :meth:`~pytest_trlcompat.conformance.supervised.hooks.SupervisedHooks.surrounding`.
     """
 
@@ -75,10 +75,10 @@ class Recording:
     before_resuming: list[list[Row]] = field(default_factory=list)
     after_resuming: list[list[Row]] = field(default_factory=list)
     final: dict[str, torch.Tensor] = field(default_factory=dict)
-    beside: dict[str, Any] = field(default_factory=dict)
+    extras: dict[str, Any] = field(default_factory=dict)
     in_evaluation: bool = False
 
     @property
     def training(self) -> list[MicroBatchRecord]:
         """Micro-batches that were trained on."""
-        return [each for each in self.micro_batches if each.evaluation is None]
+        return [batch for batch in self.micro_batches if batch.evaluation is None]
