@@ -42,7 +42,6 @@ OTHER_FACTS: Mapping[tuple[str, str], str] = {
     ("pytest_trlcompat/conformance/fields.py", "TRAINERS"): "whose config has a field, two older trainers among them",
     ("pytest_trlcompat/conformance/fields.py", "SHARED"): "the trainers that share a part of the table of fields",
     ("pytest_trlcompat/conformance/fields_page.py", "_PARTS"): "titles and texts, in the order of the page",
-    ("pytest_trlcompat/doctor", "_REQUIRED_BY_TRL"): "what TRL requires",
     ("pytest_trlcompat/launch/executables.py", "_STACK"): "whose commands start trainings, Lightning's among them",
     ("pytest_trlcompat/launch/preload.py", "_MODULES"): "modules, in the order in which they are imported",
     ("pytest_trlcompat/matrix/covering/releases.py", "PACKAGES"): "the columns of the arrays, in their order",
