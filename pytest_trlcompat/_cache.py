@@ -16,9 +16,13 @@ from pytest_trlcompat import _data, _json_files, _trust
 __all__ = ["read", "stamp", "write"]
 
 
-def stamp(paths: Iterable[str]) -> str:
-    """Changes when one of some files may have changed; costs no reading."""
-    digest = hashlib.sha256()
+def stamp(paths: Iterable[str], present: Iterable[str] = ()) -> str:
+    """Changes when one of some files may have changed; costs no reading.
+
+    Args:
+        present: files of which only the paths count, so that they are not looked at.
+    """
+    digest = hashlib.sha256("\n".join(sorted(present)).encode())
     for path in sorted(paths):
         status = os.stat(path)
         digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
