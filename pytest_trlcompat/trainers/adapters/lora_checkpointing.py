@@ -41,12 +41,12 @@ class LoraCheckpointingMixin(AdapterCheckpointingMixin, AroundGeneration):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        found = super()._activity(trainer_class, trainer)
-        if found.active is not False and trainer is not None and _forgets_keywords(trainer_class):
+        activity = super()._activity(trainer_class, trainer)
+        if activity.active is not False and trainer is not None and _forgets_keywords(trainer_class):
             reentrant = (trainer.args.gradient_checkpointing_kwargs or {}).get("use_reentrant", True)
             if not reentrant:
                 return Activity(True, "TRL turns checkpointing on again without its keywords")
-        return found
+        return activity
 
 
 def _forgets_keywords(trainer_class: type) -> bool:

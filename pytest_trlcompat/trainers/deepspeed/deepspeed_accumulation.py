@@ -106,7 +106,7 @@ def _add_up(optimizer: Any) -> None:
 
     def summed(parameters: Sequence[torch.nn.Parameter], dtype: torch.dtype) -> list[torch.Tensor]:
         gradients: list[torch.Tensor] = last(parameters, dtype)
-        group = next(index for index, own in enumerate(optimizer.params_in_partition) if own is parameters)
+        group = next(index for index, partition in enumerate(optimizer.params_in_partition) if partition is parameters)
         so_far = optimizer.all_grad_tensors.get(group)
         if so_far is None or optimizer.averaged_gradients.get(group) is not None:
             return gradients  # the first, or what DeepSpeed adds itself

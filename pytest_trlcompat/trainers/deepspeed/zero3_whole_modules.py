@@ -107,7 +107,7 @@ _WHOLE_MODULES = Condition(
 
 def _asks_for_zero3(*arguments: Any) -> bool:
     """Whether the settings among a trainer's arguments, or the accelerator of this process, are those of ZeRO-3."""
-    plugins = [getattr(each, "deepspeed_plugin", None) for each in (*arguments, _process_state())]
+    plugins = [getattr(holder, "deepspeed_plugin", None) for holder in (*arguments, _process_state())]
     return any(getattr(plugin, "zero_stage", None) == 3 for plugin in plugins)
 
 

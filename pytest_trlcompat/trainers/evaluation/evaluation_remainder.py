@@ -110,8 +110,8 @@ def _of_length(dataset: Any, rows: int | None) -> Iterator[None]:
     except AttributeError:
         raise CureError(
             "EvaluationRemainderMixin",
-            wanted="an evaluation data set that takes the attribute total_dataset_length, by which Accelerate counts",
-            found=f"this {type(dataset).__name__} takes no attribute",
+            expected="an evaluation data set that takes the attribute total_dataset_length, by which Accelerate counts",
+            seen=f"this {type(dataset).__name__} takes no attribute",
             packages=("accelerate",),
             remedy="Evaluate on a datasets.Dataset or on a list",
         ) from None

@@ -117,15 +117,15 @@ def _sharding_as_computed(trainer_class: type) -> Iterator[None]:
 def _as_computed(prepare: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(prepare)
     def prepared(*args: Any, **kwargs: Any) -> Any:
-        given = inspect.signature(prepare).bind(*args, **kwargs).arguments
-        if "accelerator" not in given:
+        arguments = inspect.signature(prepare).bind(*args, **kwargs).arguments
+        if "accelerator" not in arguments:
             raise CureError(
                 "FSDP2OutputsMixin",
-                wanted=f"the argument accelerator of {prepare.__module__}:{prepare.__qualname__}",
-                found=f"it was given {', '.join(given)}",
+                expected=f"the argument accelerator of {prepare.__module__}:{prepare.__qualname__}",
+                seen=f"it was given {', '.join(arguments)}",
                 packages=("accelerate", "trl"),
             )
-        plugin = given["accelerator"].state.fsdp_plugin
+        plugin = arguments["accelerator"].state.fsdp_plugin
         with outputs_as_computed(plugin):
             return prepare(*args, **kwargs)
 

@@ -47,7 +47,7 @@ def _without_cache(model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _has_cache(config: Any) -> bool:
     language = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return any(hasattr(each, "use_cache") for each in (config, language))
+    return any(hasattr(part, "use_cache") for part in (config, language))
 
 
 _WRAPPED = Condition(

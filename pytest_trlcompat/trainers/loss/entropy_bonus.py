@@ -114,7 +114,7 @@ class EntropyBonusMixin(Cure):
     def _log_whole(self, logged: Any, micro: float, gathered: Any, steps: float) -> None:
         """Multiply what was logged, where it is the policy's part of this micro-batch: its share of the mean."""
         if micro:
-            self._divided_twice = any(abs(float(each) - micro) <= 1e-4 * abs(micro) for each in gathered)
+            self._divided_twice = any(abs(float(value) - micro) <= 1e-4 * abs(micro) for value in gathered)
         if self._divided_twice:
             logged[-1] *= steps
 
