@@ -62,6 +62,7 @@ class AdapterReferenceMixin(Cure):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         needed = _disables_adapters(type(self), *_methods(type(self)))
+        # No point is needed where TRL does not disable adapters for the reference, as from 0.27 on.
         with replaced_in((patch_points.GRPO_CONSTRUCTOR,) * needed, self._keeping, AdapterReferenceMixin.__name__):
             super().__init__(*args, **kwargs)
 
@@ -113,7 +114,7 @@ class AdapterReferenceMixin(Cure):
             return upstream.compute_loss(*args, **kwargs)
 
     def _switching(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
-        """``disable_adapter`` that has the copy at work where TRL calls it, which is before rewards are computed."""
+        """``disable_adapter`` that uses the copy where TRL calls it, which is before rewards are computed."""
         asked: list[Any] = []
 
         @contextmanager
@@ -127,7 +128,7 @@ class AdapterReferenceMixin(Cure):
 
     @contextmanager
     def _as_given(self) -> Iterator[None]:
-        """Where adapters are disabled, have the copy at work instead."""
+        """Use the copy instead wherever adapters are disabled."""
         policy = self._given
         if policy is None or not any(_disabled(policy)):
             yield
@@ -178,7 +179,7 @@ def _disables_adapters(cls: type, *methods: str) -> bool:
 
 
 def _disabled(policy: Any) -> list[bool]:
-    """Of each layer that has adapters whether they are disabled.
+    """For each layer with adapters, whether they are disabled.
 
     A model of Transformers has a method of the same name as such a layer's attribute.
     """
@@ -232,6 +233,8 @@ def _add_copy(policy: Any) -> None:
         policy.add_adapter(_NAME, copy.deepcopy(policy.peft_config[trained]))
     except (ValueError, TypeError) as error:
         raise _error(_WANTED, f"PEFT refuses it: {error}") from error
+    # Not in PEFT's list: saved with it, a checkpoint would have two adapters, and many releases of Transformers resume
+    # from the second one alone.
     del policy.peft_config[_NAME]
     named = dict(policy.named_parameters())
     for name, parameter in named.items():

@@ -47,6 +47,7 @@ class AdapterSeedMixin(Cure):
 
                 arguments = inspect.signature(upstream).bind(instance, *args, **kwargs).arguments
                 if arguments.get("peft_config") is not None:
+                    # Transformers sets the same seed once more when the adapter is there, so nothing after it changes.
                     set_seed((arguments.get("args") or TrainingArguments).seed)
                     self._seeded = True
             upstream(instance, *args, **kwargs)

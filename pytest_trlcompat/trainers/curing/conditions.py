@@ -92,7 +92,7 @@ def installed(package: str) -> bool:
 
 
 def defined_by(cls: type, method: str, behind: type | None = None) -> str:
-    """The first package of those whose class defines ``method``, this one's cures aside; empty where none does.
+    """The package of the first class that defines ``method``, leaving out this package's; empty if none does.
 
     Args:
         behind: the mixin that asks which method it calls by ``super``: classes in front of it do not count.

@@ -92,7 +92,7 @@ def check_order(cls: type) -> None:
 
 
 def check_points(cls: type, trainer: Any = None) -> None:
-    """Refuse a trainer whose cures change what the installed releases should have, and have not.
+    """Refuse a trainer if one of its cures changes something that the installed releases should have but do not.
 
     What is not imported yet (DeepSpeed, PEFT) is looked at when it is used.
 

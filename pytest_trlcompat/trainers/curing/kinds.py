@@ -46,7 +46,7 @@ def _kinds() -> Mapping[str, tuple[str, ...]]:
 
 KINDS: Mapping[str, tuple[str, ...]] = _kinds()
 """Kind of trainer to the names of its mixins: ``grpo``, ``ppo`` and ``distillation`` of TRL, ``rloo`` its RLOO from
-0.22 on, ``first_rloo`` that of until 0.21, whose training loop is PPO's, and ``trainer`` any other of Transformers'."""
+0.22 on, ``first_rloo`` that up to 0.21, whose training loop is PPO's, and ``trainer`` any other of Transformers'."""
 
 TRAINERS = CLASSES
 """What people call a trainer to the name of TRL's class; ``trainer`` is any other, also a user's own."""

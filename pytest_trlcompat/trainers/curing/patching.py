@@ -116,7 +116,7 @@ def _releases(point: PatchPoint) -> str:
 
 
 def original(point: PatchPoint, cure: str = "") -> Any:
-    """What stands there beneath what this module has put there; ``None`` where the release has none."""
+    """Upstream's function at a point, beneath what this module has put in its place; ``None`` if there is none."""
     owner = owner_of(point, cure)
     if owner is None:
         return None

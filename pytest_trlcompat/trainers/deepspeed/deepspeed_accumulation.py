@@ -1,4 +1,4 @@
-"""Of ``trainer-accumulation``, and part of the cure of ``grpo-gradient-accumulation``: under DeepSpeed all count, once.
+"""Part of the cures of ``trainer-accumulation`` and ``grpo-gradient-accumulation``: DeepSpeed's sum of gradients.
 
 Two things go wrong in DeepSpeed when gradients are accumulated, without an error and whoever trains:
 
@@ -62,6 +62,7 @@ def repair_accumulation(engine: Any) -> None:
     DeepSpeed's version whether it loses gradients, and by its code whether it divides those of outputs.
     """
     optimizer = engine.optimizer
+    # A method among the attributes of the object itself is ours, from an earlier call.
     losing = hasattr(optimizer, "get_all_grad_tensors") and "get_all_grad_tensors" not in vars(optimizer)
     if losing and _loses_gradients():
         _add_up(optimizer)

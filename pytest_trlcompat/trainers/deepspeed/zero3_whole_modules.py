@@ -38,7 +38,7 @@ _building: ContextVar[bool] = ContextVar("own_hooks", default=False)
 
 @contextmanager
 def own_hooks(model: nn.Module | None = None) -> Iterator[None]:
-    """While it lasts, a wrapper of PEFT's has of DeepSpeed's functions and counters only its own.
+    """While the context lasts, a wrapper of PEFT's has only its own of DeepSpeed's functions and counters.
 
     In this context, for every wrapper, since some are made within it; and for those in ``model`` for good and in every
     thread, since a backward pass on an accelerator runs in threads of its own. Does nothing before PEFT was imported.

@@ -57,6 +57,7 @@ class KTOEvaluationMixin(Cure):
                 )
             self._prepares_evaluations = True
         elif _differs(bound.arguments["args"]):
+            # A copy, since the trainer's own arguments say how large a batch of its training is.
             config = copy.copy(bound.arguments["args"])
             vars(config)[_SIZE] = config.per_device_eval_batch_size
             bound.arguments["args"] = config

@@ -1,4 +1,4 @@
-"""Cure of ``fsdp2-rounded-outputs``: under FSDP2 a model returns what it has computed, and not that in bfloat16.
+"""Cure of ``fsdp2-rounded-outputs``: under FSDP2 a model returns what it has computed, not rounded to bfloat16.
 
 In mixed precision Accelerate gives FSDP2 a policy with an ``output_dtype``, so that every unit, and the root after all
 others, casts what it returns to bfloat16 or float16. FSDP1 casts nothing, and under DDP outputs come in float32. Logits

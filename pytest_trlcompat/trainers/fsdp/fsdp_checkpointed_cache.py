@@ -40,7 +40,7 @@ class FSDPCheckpointedCacheMixin(Cure):
 
 
 def _without_cache(model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    if "use_cache" in kwargs or not torch.is_grad_enabled():
+    if "use_cache" in kwargs or not torch.is_grad_enabled():  # TRL says so itself from 0.22 on
         return None
     return args, {**kwargs, "use_cache": False}
 

@@ -49,6 +49,7 @@ class LoggedMetricsMixin(Cure):
         from accelerate.utils import gather_object
 
         sums = {name: (float(sum(values)), len(values)) for name, values in self._pending_metrics.items()}
+        # One collective for all names: a rank that lacks one would go on to another collective than the others.
         every = gather_object([(sums, list(self._pending_extra_logs))])
         for name in dict.fromkeys(name for numbers, _ in every for name in numbers):
             parts = [numbers[name] for numbers, _ in every if name in numbers]

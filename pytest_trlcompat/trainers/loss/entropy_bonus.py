@@ -85,6 +85,8 @@ class EntropyBonusMixin(Cure):
             total = weights.sum(dtype=torch.float64)
             if not total:
                 return loss
+            # The bonus is to be minus the coefficient times the mean entropy per token, of which this micro-batch adds
+            # one of `steps` parts: its tokens' weights in the loss then add up to -coefficient / steps.
             factor = -coefficient / steps / float(total)
             if abs(factor - 1) < _ROUNDING:
                 return loss

@@ -37,10 +37,10 @@ REFERENCE_CONSTRUCTORS = (
 class ReferenceOfPolicyMixin(Cure):
     """Gives the reference model of a subclass of TRL's trainer of GRPO, DPO, KTO or RLOO the weights of the policy.
 
-    Of that which the real call of TRL's ``__init__`` has, whatever a user's class was given, and to the reference model
-    that this call makes. A policy that was given as a name, one with an adapter, and a reference model that was given,
-    are left as they are: there upstream is right, or has no reference model. Of another size, the reference model
-    becomes a copy of the policy.
+    The policy is the one that TRL's own ``__init__`` is called with, whatever a user's class was given; the reference
+    model is the one that this call makes. A policy that was given as a name, one with an adapter, and a reference model
+    that was given, are left as they are: there upstream is right, or has no reference model. Of another size, the
+    reference model becomes a copy of the policy.
 
     Raises:
         CureError: under ZeRO-3, where the reference model is of another size: partitioned weights cannot be copied.

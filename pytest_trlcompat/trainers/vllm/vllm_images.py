@@ -42,8 +42,8 @@ _BIAS, _NEVER = "logit_bias", -100.0
 
 
 class VLLMImagesMixin(Cure):
-    """Hands vLLM one token for each image of a prompt, and sees that it makes those of the training of it; has it look
-    at images anew whenever it has got weights; and keeps it from sampling such a token.
+    """Hands vLLM one token for each image of a prompt, and checks that vLLM makes of it the tokens that are trained on;
+    has it look at images anew whenever it has got weights; and keeps it from sampling such a token.
 
     Of any trainer that generates with TRL's ``VLLMGeneration``, in the same process or by a server that is vLLM's own,
     and whose processor has images. Prompts that are texts, and such without images, go as they are. A ``logit_bias``

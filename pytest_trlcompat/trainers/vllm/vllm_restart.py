@@ -156,6 +156,7 @@ def _watch(client: Any, refusal: _Refusal) -> bool:
         @functools.wraps(ask)
         def answered(*args: Any, **kwargs: Any) -> Any:
             answer = ask(*args, **kwargs)
+            # Asked after the answer: whoever gave it has been started before, and is still there.
             refusal.look(lambda: _check_answering(client, identity))
             return answer
 
