@@ -8,12 +8,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pytest_trlcompat import _data, _json_files, _trust
 
-__all__ = ["read", "stamp", "write"]
+__all__ = ["files", "read", "stamp", "write"]
+
+
+def files(folder: Path, end: str) -> Iterator[str]:
+    """The paths of files whose names have an ending, in a folder and in those in it."""
+    for entry in os.scandir(folder):
+        if entry.name.endswith(end):
+            yield entry.path
+        elif entry.is_dir():
+            yield from (inner.path for inner in os.scandir(entry.path) if inner.name.endswith(end))
 
 
 def stamp(paths: Iterable[str], present: Iterable[str] = ()) -> str:

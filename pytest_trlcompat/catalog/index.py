@@ -7,7 +7,6 @@ checkout, and made anew whenever a file on which it depends has changed.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from pytest_trlcompat.catalog import existence, ranges
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction, ShownDifference, Symptom
 from pytest_trlcompat.catalog.verdict import Verdict
 
-__all__ = ["FILE", "cached", "cures", "keep", "packaged", "parse", "stamp", "text_of"]
+__all__ = ["FILE", "cached", "keep", "packaged", "parse", "stamp", "text_of"]
 
 FILE = Path(__file__).with_name("index.json")
 """Of a wheel; no checkout has it."""
@@ -105,30 +104,16 @@ def packaged() -> list[KnownIssue] | None:
 def stamp(folder: Path) -> str:
     """Changes when something may have changed on which the index of a catalogue depends; costs no reading."""
     # The index has the folders of cures, which entries leave out: it depends on where cures are, not on their texts.
-    return _cache.stamp(_sources(folder), cures())
+    return _cache.stamp(list(_sources(folder)), _cache.files(_PACKAGE / "trainers", ".py"))
 
 
 def _sources(folder: Path) -> Iterator[str]:
-    yield from _files(folder, ".toml")
-    yield from _files(_PACKAGE / "catalog", ".py")
-    yield from _files(_PACKAGE / "strategies", ".py")
-    yield from _files(_PACKAGE / "conformance", "rows.toml")
+    yield from _cache.files(folder, ".toml")
+    yield from _cache.files(_PACKAGE / "catalog", ".py")
+    yield from _cache.files(_PACKAGE / "strategies", ".py")
+    yield from _cache.files(_PACKAGE / "conformance", "rows.toml")
     for name in ("stack.py", "_issue_ids.py", "conformance/rows.py"):
         yield str(_PACKAGE / name)
-
-
-def cures() -> Iterator[str]:
-    """The files of the cures, and of what they share."""
-    yield from _files(_PACKAGE / "trainers", ".py")
-
-
-def _files(folder: Path, end: str) -> Iterator[str]:
-    """Files of a folder and of those in it."""
-    for entry in os.scandir(folder):
-        if entry.name.endswith(end):
-            yield entry.path
-        elif entry.is_dir():
-            yield from (inner.path for inner in os.scandir(entry.path) if inner.name.endswith(end))
 
 
 def cached(folder: Path, made_from: str) -> list[KnownIssue] | None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_trlcompat import _cache, _data, stack
-from pytest_trlcompat.catalog import index
 from pytest_trlcompat.catalog.fixed_releases import FixedReleases
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
 from pytest_trlcompat.catalog.ranges import Range, at
@@ -33,6 +32,7 @@ __all__ = ["FILE", "Cell", "CellSet", "Measurements", "published"]
 FILE = Path(__file__).with_name("measurements.json")
 """Of a wheel; no checkout has it."""
 _KIND = "measurements"
+_CURES = Path(__file__).parents[1] / "trainers"
 
 CellSet = int
 Sets = Mapping[str, Mapping[str, Mapping[str, CellSet]]]
@@ -218,7 +218,7 @@ def _first_for(
 
 def _sources(folder: Path) -> list[str]:
     """What it is made from in addition to the catalogue: the evidence, and the cures, whose texts name mixins."""
-    return [str(folder / "evidence.json"), *index.cures()]
+    return [str(folder / "evidence.json"), *_cache.files(_CURES, ".py")]
 
 
 def published(catalog: Catalog) -> Measurements:
