@@ -31,7 +31,10 @@ from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "pytest_trlcompat"
-WORDS = ("_*.py", "stack.py", "catalog/issue.py", "catalog/ranges.py", "catalog/verdict.py", "strategies/dimensions.py")
+WORDS = (
+    *("_*.py", "stack.py", "catalog/issue.py", "catalog/ranges.py", "catalog/verdict.py"),
+    "strategies/dimensions.py",
+)
 """What everything speaks in: types of data, their own small functions, and what all packages share."""
 DOCTOR_CALL = f"{PACKAGE}.cli:main"
 DOCTOR = ("doctor", "trl==0.15.2", "transformers==4.48.3")

@@ -331,7 +331,6 @@ WILDCARD = re.compile(r"[*?\[]")
 """What makes a strategy in an entry a pattern of several."""
 
 
-@cache  # a diagnosis asks thousands of times, about some dozens of labels
 def kind(strategy: str) -> str:
     """The strategy without its variant: ``fsdp1`` of ``fsdp1-no_shard``."""
     return without_variant(strategy)

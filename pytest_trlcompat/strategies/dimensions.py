@@ -6,6 +6,8 @@ the same ranks once more, whichever family does the rest: ``fsdp2-tp``, ``zero3-
 
 from __future__ import annotations
 
+from functools import cache
+
 __all__ = ["DIMENSIONS", "parts_of", "without_variant"]
 
 DIMENSIONS: tuple[str, ...] = ()
@@ -23,6 +25,7 @@ def parts_of(label: str) -> tuple[str, tuple[str, ...], str]:
     return base, tuple(words[:number]), "-".join(words[number:])
 
 
+@cache  # an answer of the doctor asks this thousands of times, about some dozens of labels
 def without_variant(label: str) -> str:
     """The name of the strategy: ``fsdp1`` of ``fsdp1-no_shard``."""
     base, dimensions, _ = parts_of(label)
