@@ -8,17 +8,30 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pytest_trlcompat import _data, _json_files, _trust
 
-__all__ = ["read", "stamp", "write"]
+__all__ = ["files", "read", "stamp", "write"]
 
 
-def stamp(paths: Iterable[str]) -> str:
-    """A digest that changes when one of the files may have changed; the files are not read."""
-    digest = hashlib.sha256()
+def files(folder: Path, end: str) -> Iterator[str]:
+    """The paths of files whose names have an ending, in a folder and in those in it."""
+    for entry in os.scandir(folder):
+        if entry.name.endswith(end):
+            yield entry.path
+        elif entry.is_dir():
+            yield from (inner.path for inner in os.scandir(entry.path) if inner.name.endswith(end))
+
+
+def stamp(paths: Iterable[str], present: Iterable[str] = ()) -> str:
+    """A digest that changes when one of the files may have changed; the files are not read.
+
+    Args:
+        present: files of which only the paths count, so that they are not looked at.
+    """
+    digest = hashlib.sha256("\n".join(sorted(present)).encode())
     for path in sorted(paths):
         status = os.stat(path)
         digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())

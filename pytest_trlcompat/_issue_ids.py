@@ -1,11 +1,38 @@
-"""Read the trainer of a known issue from its id."""
+"""The names of trainers, and what the id of a known issue says of its trainer."""
 
 from __future__ import annotations
 
-__all__ = ["TRAINERS", "folder_of", "kind_of", "measured_with", "trainer_of"]
+from collections.abc import Mapping
+from types import MappingProxyType
 
-TRAINERS = ("distillation", "dpo", "grpo", "kto", "ppo", "reward", "rloo", "sft")
-"""Trainers whose names begin the ids of their issues, or follow ``conformance-``.
+__all__ = ["CLASSES", "TRAINERS", "folder_of", "kind_of", "measured_with", "trainer_of"]
+
+_NAMED: Mapping[str, tuple[str, bool]] = {
+    "grpo": ("GRPOTrainer", True),
+    "ppo": ("PPOTrainer", True),
+    "sft": ("SFTTrainer", True),
+    "dpo": ("DPOTrainer", True),
+    "reward": ("RewardTrainer", True),
+    "rloo": ("RLOOTrainer", True),
+    "kto": ("KTOTrainer", True),
+    "orpo": ("ORPOTrainer", False),
+    "cpo": ("CPOTrainer", False),
+    "bco": ("BCOTrainer", False),
+    "prm": ("PRMTrainer", False),
+    "gkd": ("GKDTrainer", False),
+    "distillation": ("DistillationTrainer", True),
+    "online-dpo": ("OnlineDPOTrainer", False),
+    "nash-md": ("NashMDTrainer", False),
+    "xpo": ("XPOTrainer", False),
+    "trainer": ("YourTrainer", False),
+}
+"""What people call a trainer: the name of TRL's class, and whether it has issues of its own."""
+
+CLASSES: Mapping[str, str] = MappingProxyType({name: class_name for name, (class_name, _) in _NAMED.items()})
+"""What people call a trainer to the name of TRL's class; ``trainer`` is any other, also a user's own."""
+
+TRAINERS = tuple(sorted(name for name, (_, has_issues) in _NAMED.items() if has_issues))
+"""Trainers with issues of their own, whose ids begin with the name, or have it after ``conformance``.
 
 Where another trainer had the same name before, the ids of its issues begin with ``first-``: ``first-rloo-eos-count``.
 """

@@ -20,6 +20,7 @@ __all__ = [
     "OPTIONAL",
     "PACKAGES",
     "REQUIRED",
+    "REQUIRED_BY_TRL",
     "TELLING",
     "RangeError",
     "canonical",
@@ -38,6 +39,9 @@ OPTIONAL = ("vllm", "liger-kernel", "pillow", "torchvision")
 
 REQUIRED = ("torch", "transformers", "trl", "accelerate", "deepspeed", "peft", "datasets")
 """Packages that every cell of the matrix has."""
+
+REQUIRED_BY_TRL = tuple(package for package in REQUIRED if package not in ("deepspeed", "peft"))
+"""Those that are installed wherever TRL is, itself among them."""
 
 PACKAGES = (*REQUIRED, *OPTIONAL)
 

@@ -28,8 +28,7 @@ STATED: Mapping[tuple[str, str], str] = {
     ("pytest_trlcompat/stack.py", "REQUIRED"): "the packages of a stack",
     ("pytest_trlcompat/stack.py", "TELLING"): "their order",
     ("pytest_trlcompat/stack.py", "OPTIONAL"): "the packages that most stacks do not have",
-    ("pytest_trlcompat/_issue_ids.py", "TRAINERS"): "the trainers that have issues",
-    ("pytest_trlcompat/trainers", "TRAINERS"): "the classes of trainers",
+    ("pytest_trlcompat/_issue_ids.py", "_NAMED"): "the trainers: their classes, and whether they have issues",
     ("pytest_trlcompat/trainers", "_EXTENDED"): "the kinds of trainers that cures are for",
     ("pytest_trlcompat/strategies/deepspeed.py", "names"): "the strategies of a family",
 }
@@ -42,7 +41,6 @@ OTHER_FACTS: Mapping[tuple[str, str], str] = {
     ("pytest_trlcompat/conformance/fields.py", "TRAINERS"): "whose config has a field, two older trainers among them",
     ("pytest_trlcompat/conformance/fields.py", "SHARED"): "the trainers that share a part of the table of fields",
     ("pytest_trlcompat/conformance/fields_page.py", "_PARTS"): "titles and texts, in the order of the page",
-    ("pytest_trlcompat/doctor", "_REQUIRED_BY_TRL"): "what TRL requires",
     ("pytest_trlcompat/launch/executables.py", "_STACK"): "whose commands start trainings, Lightning's among them",
     ("pytest_trlcompat/launch/preload.py", "_MODULES"): "modules, in the order in which they are imported",
     ("pytest_trlcompat/matrix/covering/releases.py", "PACKAGES"): "the columns of the arrays, in their order",

@@ -1,11 +1,9 @@
 """Which known issue stopped the suite of another one: the verdict ``blocked``.
 
-A failure is attributed by what was seen of it, never by what was predicted alone. Every failure that a suite met must
-be the symptom of another known issue, which the catalogue predicts to be a problem with the same versions and strategy;
-where one is not, nobody has explained it, and the verdict stays ``error``. An issue that raises nothing cannot be seen
-in a failure and is never named; what fails because of it has a ``symptom`` of its own, or stays ``error``.
-
-Imports no package of the stack.
+A failure is attributed by what was seen of it, never by a prediction alone. Every failure that a suite met must be the
+symptom of another known issue, which the catalogue predicts to be a problem with the same versions and strategy. If one
+failure is not, it is unexplained, and the verdict stays ``error``. An issue that raises nothing cannot be seen in a
+failure and is never named; what fails because of it has a ``symptom`` of its own, or stays ``error``.
 """
 
 from __future__ import annotations
@@ -75,7 +73,8 @@ def attribute(
         other for other in catalog.values() if other.symptoms and other.may_stop_under(issue, strategy, versions)
     ]
     explained = [
-        {other.id for other in possible if other.shows(one.classes, one.message, one.location)} for one in failures
+        {other.id for other in possible if other.shows(failure.classes, failure.message, failure.location)}
+        for failure in failures
     ]
     if not explained or not all(explained):
         return None
@@ -92,7 +91,7 @@ def attributed(
     catalog: Catalog,
     predicted: Prediction | None = None,
 ) -> Record:
-    """The record, ``blocked`` where other known issues explain every failure in its evidence, ``error`` where not.
+    """The record, ``blocked`` if other known issues explain every failure in its evidence, otherwise ``error``.
 
     Other verdicts stay as they are, and so does a record whose evidence has no failure, and what a conformance suite
     has explained: it looks at the setting, and at each trainer by what is predicted of it. The corrected trainer is
@@ -105,10 +104,10 @@ def attributed(
     if not failures:
         return record
     allowed = record.subject != "corrected" or (predicted is not None and predicted.verdict is Verdict.BLOCKED)
-    found = attribute(failures, issue, record.strategy, versions, catalog, predicted) if allowed else None
-    if found is None:
+    attribution = attribute(failures, issue, record.strategy, versions, catalog, predicted) if allowed else None
+    if attribution is None:
         return replace(record, verdict=Verdict.ERROR, evidence=evidence)
-    named = dict(zip(_NAMED, (found.by, list(found.candidates)), strict=True))
+    named = dict(zip(_NAMED, (attribution.by, list(attribution.candidates)), strict=True))
     return replace(record, verdict=Verdict.BLOCKED, evidence={**named, **evidence})
 
 
@@ -134,9 +133,9 @@ def failures_in(evidence: object) -> Iterator[Failed]:
     """
     if isinstance(evidence, str):
         text, location = _location.apart(evidence)
-        found = _TEXT.match(text)
-        if found is not None:
-            yield Failed(_mro(found["type"]), found["message"], location)
+        exception = _TEXT.match(text)
+        if exception is not None:
+            yield Failed(_mro(exception["type"]), exception["message"], location)
     elif isinstance(evidence, Mapping):
         keys = next((keys for keys in (("exception", "message"), ("type", "text")) if set(keys) <= set(evidence)), None)
         if keys is not None:
@@ -160,6 +159,6 @@ def _in_each(parts: Iterable[Any]) -> Iterator[Failed]:
 
 
 def _mro(name: str) -> tuple[str, ...]:
-    """As far as the name alone shows: of a builtin exception its bases, of another one itself."""
-    found = getattr(builtins, name, None)
-    return tuple(base.__name__ for base in found.__mro__) if isinstance(found, type) else (name,)
+    """The classes that a name tells of: a builtin exception with its bases, any other one by itself."""
+    exception = getattr(builtins, name, None)
+    return tuple(base.__name__ for base in exception.__mro__) if isinstance(exception, type) else (name,)

@@ -1,6 +1,6 @@
 """The catalogue's boundaries: versions across which a verdict changes, and whether cells were measured on either side.
 
-A boundary that no cell has measured is a guess. Imports no package of the stack.
+A boundary that no cell has measured is a guess.
 """
 
 from __future__ import annotations
@@ -109,14 +109,14 @@ class Measured:
 
 def boundaries(issue: KnownIssue) -> list[Boundary]:
     """All boundaries between two predicted verdicts, by subject and package, from old to new."""
-    found: dict[tuple[object, ...], tuple[Boundary, list[str]]] = {}
+    together: dict[tuple[object, ...], tuple[Boundary, list[str]]] = {}
     for subject in SUBJECTS:
         for strategy in issue.labels():
             for boundary in _of_one(issue, subject, strategy, regions(issue, subject, strategy, {})):
                 sides = (boundary.below, boundary.below_by, boundary.above, boundary.above_by)
                 key = (subject, boundary.package, boundary.bound, sides, boundary.elsewhere)
-                found.setdefault(key, (boundary, []))[1].append(strategy)
-    return [replace(boundary, strategies=tuple(strategies)) for boundary, strategies in found.values()]
+                together.setdefault(key, (boundary, []))[1].append(strategy)
+    return [replace(boundary, strategies=tuple(strategies)) for boundary, strategies in together.values()]
 
 
 def measure(boundary: Boundary, evidence: Evidence, releases: Releases | None = None) -> Measured:
@@ -135,16 +135,18 @@ def measure(boundary: Boundary, evidence: Evidence, releases: Releases | None = 
 def unmeasured(catalog: Catalog, evidence: Evidence) -> list[Measured]:
     """The boundaries of which a side, or both, were measured by no cell."""
     every = (measure(boundary, evidence) for issue in catalog.values() for boundary in boundaries(issue))
-    return [each for each in every if not each.both]
+    return [measured for measured in every if not measured.both]
 
 
-def _of_one(issue: KnownIssue, subject: str, strategy: str, found: Regions) -> Iterator[Boundary]:
+def _of_one(issue: KnownIssue, subject: str, strategy: str, regions: Regions) -> Iterator[Boundary]:
     """The boundaries of one subject under one strategy."""
-    for position, axis in enumerate(found.axes):
-        others = (*found.axes[:position], *found.axes[position + 1 :])
+    for position, axis in enumerate(regions.axes):
+        others = (*regions.axes[:position], *regions.axes[position + 1 :])
         changes: dict[tuple[int, _Predicted, _Predicted], dict[Point, tuple[int, int]]] = {}
-        for other in itertools.product(*(range(len(each.pieces)) for each in others)):
-            along = [_predicted(found.predicted[_insert(other, position, n)], subject) for n in range(len(axis.pieces))]
+        for other in itertools.product(*(range(len(other_axis.pieces)) for other_axis in others)):
+            along = [
+                _predicted(regions.predicted[_insert(other, position, n)], subject) for n in range(len(axis.pieces))
+            ]
             for piece, (below, above) in enumerate(itertools.pairwise(along)):
                 if below is not None and above is not None and below[0] is not above[0]:
                     changes.setdefault((piece, below, above), {})[other] = _reach(along, piece)
@@ -177,7 +179,7 @@ def _reach(along: Sequence[_Predicted | None], piece: int) -> tuple[int, int]:
 
 
 def _predicted(prediction: Prediction | None, subject: str) -> _Predicted | None:
-    """As :meth:`KnownIssue.predict`: nothing said of the corrected trainer means that it is right."""
+    """As :meth:`KnownIssue.predict` has it: without a prediction, the corrected trainer is right."""
     if prediction is not None:
         return prediction.verdict, prediction.by
     return (Verdict.OK, "") if subject == "corrected" else None

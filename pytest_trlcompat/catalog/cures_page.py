@@ -1,8 +1,8 @@
-"""The page of cures: what the corrected trainers cure, made from the catalogue when the site is built, and by
+"""The page of cures: what the corrected trainers cure, made from the catalogue.
+
+The build of the site makes it; so does::
 
     python -m pytest_trlcompat.catalog.cures_page docs/cures.md
-
-Imports no package of the stack.
 """
 
 from __future__ import annotations
@@ -121,10 +121,10 @@ def _not_cured(issues: Iterable[KnownIssue]) -> Iterator[str]:
         if not issue.cure:
             yield f"- `{issue.id}`: {issue.title}. What helps: {remedy(issue)}."
             continue
-        for each in issue.predictions:
-            if each.subject == "corrected" and each.verdict not in (Verdict.OK, Verdict.ABSENT):
-                ranges = ", ".join(f"{package} {text}" for package, text in each.when.items())
-                yield f"- `{issue.id}` with {ranges}: {each.why}."
+        for prediction in issue.predictions:
+            if prediction.subject == "corrected" and prediction.verdict not in (Verdict.OK, Verdict.ABSENT):
+                ranges = ", ".join(f"{package} {text}" for package, text in prediction.when.items())
+                yield f"- `{issue.id}` with {ranges}: {prediction.why}."
 
 
 def main() -> None:

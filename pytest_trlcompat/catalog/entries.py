@@ -1,4 +1,4 @@
-"""The catalogue as a whole: known issues by id, and where each is written down. Imports no package of the stack."""
+"""The catalogue as a whole: known issues by id, and where each is written down."""
 
 from __future__ import annotations
 

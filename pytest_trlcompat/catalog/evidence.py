@@ -1,7 +1,7 @@
 """The verdicts of the published sweep: which cells were measured, with which versions, and what came out.
 
 Ships with the package as ``fixtures/evidence.json``, so that an installed stack can be held against it without running
-anything. Imports no package of the stack.
+anything.
 
 Failures are attributed to other known issues (the verdict ``blocked``) from schema 2 on. What was measured before says
 ``error`` for every failure that is not the issue's own symptom, whoever caused it. Such an ``error`` stays an ``error``
@@ -10,8 +10,8 @@ since the suite did fail, and with another failure than its own, as that predict
 on the catalogue until the cell is measured again. See :meth:`MeasuredCell.gave`.
 
 From schema 3 on a verdict says whether it fits whatever is predicted of its issue, see :attr:`MeasuredCell.fitting`.
-From schema 4 on a cell says with which code and packages it was measured, and when: see :class:`Origin`. Of what was
-measured before that, it is not known, and so equal to nothing.
+From schema 4 on a cell says with which code and packages it was measured, and when: see :class:`Origin`. The origin of
+older measurements is unknown, and an unknown origin equals no other.
 """
 
 from __future__ import annotations
@@ -113,11 +113,11 @@ class MeasuredCell:
     @functools.cached_property
     def problems(self) -> Mapping[str, list[tuple[str, Verdict]]]:
         """By known issue, under which strategies TRL's own trainer showed which problem."""
-        found: dict[str, list[tuple[str, Verdict]]] = {}
+        problems: dict[str, list[tuple[str, Verdict]]] = {}
         for (issue, subject, label), verdict in self.verdicts.items():
             if subject == "upstream" and verdict.is_problem:
-                found.setdefault(issue, []).append((label, verdict))
-        return found
+                problems.setdefault(issue, []).append((label, verdict))
+        return problems
 
     def gave(self, key: Key, verdict: Verdict, by: str = "") -> bool:
         """Whether it measured this verdict, or what it was called before failures were attributed.
@@ -125,12 +125,12 @@ class MeasuredCell:
         Args:
             by: of ``blocked`` the known issue that must have stopped the suite; empty for any.
         """
-        found = self.verdicts.get(key)
-        if verdict is Verdict.BLOCKED and found is Verdict.ERROR:
+        measured = self.verdicts.get(key)
+        if verdict is Verdict.BLOCKED and measured is Verdict.ERROR:
             return not self.attributed
-        if found is Verdict.BLOCKED and by and self.blocked_by.get(key, by) != by:
+        if measured is Verdict.BLOCKED and by and self.blocked_by.get(key, by) != by:
             return False
-        return found is verdict
+        return measured is verdict
 
 
 @dataclass(frozen=True)

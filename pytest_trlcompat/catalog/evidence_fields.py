@@ -1,7 +1,4 @@
-"""The fields of evidence, checked as they are read from a file that others may have written.
-
-Imports only the standard library, what reads others' files, and the form of names.
-"""
+"""The fields of evidence, checked as they are read from a file that others may have written."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Which strategies a stack does not have, whatever is known of issues there: what a launch refuses, as ranges.
+"""The strategies that a stack does not have, as version ranges: those that a launch refuses.
 
-Imports no package of the stack.
-
-A known issue is predicted for the trainer of its suite, and says nothing of a trainer that cannot run at all. Without
-this table such a trainer would be called right under a strategy that it does not have.
+A known issue is predicted for the trainer of its suite, and says nothing about a trainer that cannot run at all.
+Without this table the doctor would call such a trainer right under a strategy that it does not have.
 """
 
 from __future__ import annotations
@@ -41,16 +39,16 @@ class AbsentStrategy:
         return self.strategy == strategy and (not self.except_for or (bool(trainer) and trainer not in self.except_for))
 
     def is_certain(self, versions: Mapping[str, Range | None]) -> bool:
-        """Whether it holds for all versions that a stack may have; what is not there may be any."""
-        found = ((versions.get(package), parse(text)) for package, text in self.when.items())
-        return all(here is not None and wanted.covers(here) for here, wanted in found)
+        """Whether it holds for all versions that a stack may have; a package that is not named may have any version."""
+        pairs = ((versions.get(package), parse(text)) for package, text in self.when.items())
+        return all(here is not None and absent.covers(here) for here, absent in pairs)
 
     def is_possible(self, versions: Mapping[str, Range | None]) -> bool:
         """Whether it holds for some of the versions that a stack may have; ``None``: it is not installed."""
-        found = ((versions.get(package, ALL), parse(text)) for package, text in self.when.items())
+        pairs = ((versions.get(package, ALL), parse(text)) for package, text in self.when.items())
         return all(
-            here is not None and here.meets(wanted) and not (self.is_assumed_present and here == ALL)
-            for here, wanted in found
+            here is not None and here.meets(absent) and not (self.is_assumed_present and here == ALL)
+            for here, absent in pairs
         )
 
 

@@ -1,8 +1,8 @@
-"""The page of findings: known issues that conformance found, made from the catalogue when the site is built, and by
+"""The page of findings: the known issues that conformance found, made from the catalogue.
+
+The build of the site makes it; so does::
 
     python -m pytest_trlcompat.catalog.findings_page docs/explanation/findings.md fixtures/releases.toml
-
-Imports no package of the stack.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ def page(issues: Iterable[KnownIssue], releases: Mapping[str, Sequence[str]]) ->
     Args:
         releases: all versions of TRL, with what each requires.
     """
-    found = [each for each in issues if each.suite == FINDINGS]
+    findings = [issue for issue in issues if issue.suite == FINDINGS]
     lines = [f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}"]
-    in_order = {each: releases[each] for each in sorted(releases, key=Version)}
-    of_grpo = {each: required for each, required in in_order.items() if Version(each) >= _FIRST}
+    in_order = {release: releases[release] for release in sorted(releases, key=Version)}
+    of_grpo = {release: required for release, required in in_order.items() if Version(release) >= _FIRST}
     oldest, *_, newest = of_grpo
-    known = {each.id: of_grpo if measured_with(each.id) == "grpo" else in_order for each in found}
-    newest_with = {each.id: releases_in(each, known[each.id])[-1] for each in found}
-    for issue in sorted(found, key=lambda each: (Version(newest_with[each.id]), each.id), reverse=True):
+    known = {issue.id: of_grpo if measured_with(issue.id) == "grpo" else in_order for issue in findings}
+    newest_with = {issue.id: releases_in(issue, known[issue.id])[-1] for issue in findings}
+    for issue in sorted(findings, key=lambda finding: (Version(newest_with[finding.id]), finding.id), reverse=True):
         lines.append(f"| {' | '.join(_cells(issue, known[issue.id]))} |")
-    reported = sum(bool(each.upstream) for each in found)
-    open_still = sum(each == newest for each in newest_with.values())
-    total = f"{len(found)} findings: {reported} that upstream knows, {len(found) - reported} without a report; "
+    reported = sum(bool(issue.upstream) for issue in findings)
+    open_still = sum(release == newest for release in newest_with.values())
+    total = f"{len(findings)} findings: {reported} that upstream knows, {len(findings) - reported} without a report; "
     total += f"{open_still} in the newest release.\n"
     return _HEAD.format(oldest=oldest, newest=newest) + total + "\n" + "\n".join(lines) + "\n"
 
@@ -70,13 +70,14 @@ def page(issues: Iterable[KnownIssue], releases: Mapping[str, Sequence[str]]) ->
 def _cells(issue: KnownIssue, releases: Mapping[str, Sequence[str]]) -> Iterator[str]:
     shown = list(_problems(issue))
     yield f"[{issue.id}](../issues/{issue.id}.md): {issue.title}".replace("|", "\\|")
-    yield ", ".join(dict.fromkeys(str(each.verdict) for each in shown))
+    yield ", ".join(dict.fromkeys(str(prediction.verdict) for prediction in shown))
     yield _runs(releases_in(issue, releases), list(releases))
     others = (
-        ", ".join(f"{package} {text}" for package, text in each.when.items() if package != "trl") for each in shown
+        ", ".join(f"{package} {text}" for package, text in prediction.when.items() if package != "trl")
+        for prediction in shown
     )
     yield " or ".join(dict.fromkeys(others))
-    settings = (_setting(rows.load(measured_with(issue.id))[each]) for each in issue.strategies)
+    settings = (_setting(rows.load(measured_with(issue.id))[strategy]) for strategy in issue.strategies)
     yield "<br>".join(dict.fromkeys(settings)).replace("|", "\\|")
     yield ", ".join(short_link(link) for link in issue.upstream) or "no"
     yield "yes" if issue.cure else "no"
@@ -90,32 +91,36 @@ def _setting(row: rows.Row) -> str:
 
 def _problems(issue: KnownIssue) -> Iterator[Prediction]:
     """Predictions for TRL's own trainer of a problem that is this issue's own."""
-    yield from (each for each in issue.predictions if each.subject == "upstream" and each.verdict.is_own_problem)
+    yield from (
+        prediction
+        for prediction in issue.predictions
+        if prediction.subject == "upstream" and prediction.verdict.is_own_problem
+    )
 
 
 def _runs(chosen: Sequence[str], releases: Sequence[str]) -> str:
     """``0.14.0, 0.25.0 to 1.16.0``."""
     runs: list[list[str]] = []
-    for number, each in enumerate(releases):
-        if each in chosen:
+    for number, release in enumerate(releases):
+        if release in chosen:
             if number and releases[number - 1] in chosen:
-                runs[-1].append(each)
+                runs[-1].append(release)
             else:
-                runs.append([each])
+                runs.append([release])
     return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 def releases_in(issue: KnownIssue, releases: Mapping[str, Sequence[str]]) -> list[str]:
-    """The releases with which the issue shows, beside what they require, the oldest first.
+    """The releases with which the issue shows, together with what they require, the oldest first.
 
     Args:
         releases: all versions of TRL, with what each requires.
     """
-    return sorted((each for each, required in releases.items() if _shows(issue, each, required)), key=Version)
+    return sorted((release for release, required in releases.items() if _shows(issue, release, required)), key=Version)
 
 
 def _shows(issue: KnownIssue, release: str, required: Sequence[str]) -> bool:
-    """Whether a problem is predicted before something else is, whatever stands beside the release."""
+    """Whether a problem is predicted for a release with some other packages, before ``ok`` or ``absent`` with any."""
     for prediction in issue.predictions:
         if prediction.subject == "upstream" and _may_hold(prediction, release, required):
             if prediction.verdict.is_own_problem:
@@ -127,12 +132,12 @@ def _shows(issue: KnownIssue, release: str, required: Sequence[str]) -> bool:
 
 
 def _may_hold(prediction: Prediction, release: str, required: Iterable[str]) -> bool:
-    """Whether a release of TRL may stand beside what a prediction speaks of."""
+    """Whether a release of TRL can be installed with the versions that a prediction is about."""
     if not SpecifierSet(prediction.when.get("trl", "")).contains(release):
         return False
-    for each in map(Requirement, required):
-        named = prediction.when.get(each.name)
-        if named and each.marker is None and not ranges.parse(named) & ranges.parse(str(each.specifier)):
+    for requirement in map(Requirement, required):
+        named = prediction.when.get(requirement.name)
+        if named and requirement.marker is None and not ranges.parse(named) & ranges.parse(str(requirement.specifier)):
             return False
     return True
 
@@ -145,10 +150,10 @@ def main() -> None:
     )
     parser.add_argument("page", type=Path, metavar="FILE", help="docs/explanation/findings.md of the checkout")
     parser.add_argument("releases", type=Path, metavar="RELEASES", help="its fixtures/releases.toml")
-    given = parser.parse_args()
-    listed = tomllib.loads(given.releases.read_text(encoding="utf-8"))["trl"]
+    arguments = parser.parse_args()
+    listed = tomllib.loads(arguments.releases.read_text(encoding="utf-8"))["trl"]
     releases = {version: entry["requires"] for version, entry in listed.items()}
-    given.page.write_text(page(known_issues.load().values(), releases), encoding="utf-8")
+    arguments.page.write_text(page(known_issues.load().values(), releases), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The releases with which upstream is right, derived from a known issue's predictions: where its cure is not needed.
 
-A point of the space of versions is a *problem* where the issue itself is predicted to show, and *right* where ``ok`` is
+A point of the space of versions is a *problem* if the issue itself is predicted to show there, and *right* if ``ok`` is
 predicted. Where another known issue stops the suite first, or where nothing is predicted, this issue says nothing: such
-points neither forbid an alternative nor make one. So do those without the trainer or the strategy. A problem counts
-also where another known issue causes it: nobody is sent to releases where it shows. Imports no package of the stack.
+points neither forbid an alternative nor make one. The same holds for points without the trainer or the strategy. A
+problem also counts where another known issue causes it: nobody is sent to releases where it shows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Alternative:
 
     def describe(self) -> str:
         """``trl >=0.15 with transformers >=4.49``."""
-        return " with ".join(f"{package} {found.describe()}" for package, found in self.ranges.items())
+        return " with ".join(f"{package} {versions.describe()}" for package, versions in self.ranges.items())
 
     def holds(self, versions: Domain) -> bool:
         """Whether a stack has it, whatever the versions of its packages that are not settled."""
@@ -59,7 +59,7 @@ class Alternative:
 
     def first(self) -> str:
         """From which releases on it lasts: ``trl 0.15 with transformers 4.49``."""
-        starts = ((package, Range(found.intervals[-1:]).from_here()) for package, found in self.ranges.items())
+        starts = ((package, Range(versions.intervals[-1:]).from_here()) for package, versions in self.ranges.items())
         return " with ".join(f"{package} {text.lstrip('>=')}" for package, text in starts)
 
 
@@ -77,8 +77,12 @@ class FixedReleases:
     def stored(self) -> list[Any]:
         """As JSON holds it; see :meth:`restored`."""
         alternatives = [
-            [{package: versions.stored() for package, versions in each.ranges.items()}, each.lasting, each.surplus]
-            for each in self.alternatives
+            [
+                {package: versions.stored() for package, versions in alternative.ranges.items()},
+                alternative.lasting,
+                alternative.surplus,
+            ]
+            for alternative in self.alternatives
         ]
         return [self.strategies, alternatives]
 
@@ -98,8 +102,13 @@ class FixedReleases:
 def counted(issue: KnownIssue, cells: Sequence[MeasuredCell]) -> tuple[FixedReleases, ...]:
     """:func:`fixed_releases`, with what cells have measured with them."""
     return tuple(
-        replace(each, alternatives=tuple(_counted(issue, each.strategies, one, cells) for one in each.alternatives))
-        for each in fixed_releases(issue)
+        replace(
+            answer,
+            alternatives=tuple(
+                _counted(issue, answer.strategies, alternative, cells) for alternative in answer.alternatives
+            ),
+        )
+        for answer in fixed_releases(issue)
     )
 
 
@@ -132,16 +141,16 @@ def _is_problem(prediction: Prediction) -> bool:
 def _answers(issue: KnownIssue, is_problem: Judge) -> tuple[FixedReleases, ...]:
     together: dict[tuple[int, ...], list[str]] = {}
     for strategy in issue.labels():
-        key = tuple(n for n, each in enumerate(issue.predictions) if each.concerns("upstream", strategy))
+        key = tuple(n for n, prediction in enumerate(issue.predictions) if prediction.concerns("upstream", strategy))
         together.setdefault(key, []).append(strategy)
-    found: dict[tuple[str, ...], FixedReleases] = {}
+    answers: dict[tuple[str, ...], FixedReleases] = {}
     for strategies in together.values():
         alternatives = _alternatives(issue, strategies[0], is_problem)
         if alternatives is not None:
-            key_of_text = tuple(each.describe() for each in alternatives)
-            before = found.get(key_of_text, FixedReleases((), alternatives))
-            found[key_of_text] = FixedReleases((*before.strategies, *strategies), alternatives)
-    return tuple(found.values())
+            key_of_text = tuple(alternative.describe() for alternative in alternatives)
+            before = answers.get(key_of_text, FixedReleases((), alternatives))
+            answers[key_of_text] = FixedReleases((*before.strategies, *strategies), alternatives)
+    return tuple(answers.values())
 
 
 @functools.cache
@@ -152,21 +161,27 @@ def _everywhere() -> Projection:
 def _alternatives(issue: KnownIssue, strategy: str, is_problem: Judge) -> tuple[Alternative, ...] | None:
     """The fewest that cover all that is right; ``None`` where the issue shows on no stack under this strategy."""
     predicted = _everywhere().regions(issue.predictions, "upstream", strategy)
-    problems = [point for point, each in predicted.predicted.items() if each is not None and is_problem(each)]
+    problems = [
+        point for point, prediction in predicted.predicted.items() if prediction is not None and is_problem(prediction)
+    ]
     if not problems:
         return None
-    left = {point for point, each in predicted.predicted.items() if each is not None and each.verdict is Verdict.OK}
+    left = {
+        point
+        for point, prediction in predicted.predicted.items()
+        if prediction is not None and prediction.verdict is Verdict.OK
+    }
     right = frozenset(left)
     boxes = [(box, _inside(box, right)) for box in _largest_without(problems, predicted.axes)]
     chosen: list[Alternative] = []
     while left:
         box, points = min(
             ((box, points) for box, points in boxes if points & left),
-            key=lambda each: (_constraints(each[0], predicted.axes), -len(each[1] & left)),
+            key=lambda candidate: (_constraints(candidate[0], predicted.axes), -len(candidate[1] & left)),
         )
         chosen.append(_alternative(box, points, points & left, predicted.axes))
         left -= points
-    return tuple(sorted(chosen, key=lambda each: (not each.lasting, len(each.ranges))))
+    return tuple(sorted(chosen, key=lambda alternative: (not alternative.lasting, len(alternative.ranges))))
 
 
 def _largest_without(points: Iterable[Point], axes: Sequence[Axis]) -> set[Box]:

@@ -1,13 +1,12 @@
 """The catalogue as it was read and checked, as JSON: reading that takes a twentieth of reading its files.
 
 A wheel has it as ``index.json``, which its build writes. For a checkout it is kept in the user's cache, never in the
-checkout, and made anew whenever a file on which it depends has changed. Imports no package of the stack.
+checkout, and made anew whenever a file on which it depends has changed.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,13 +48,22 @@ def _entry(issue: KnownIssue, numbers: dict[str, int]) -> dict[str, Any]:
         numbers: of predictions, which many issues have in common; those of this issue are added.
     """
     written = [
-        json.dumps([each.verdict.value, each.subject, each.when, each.strategies, each.why, each.by])
-        for each in issue.predictions
+        json.dumps(
+            [
+                prediction.verdict.value,
+                prediction.subject,
+                prediction.when,
+                prediction.strategies,
+                prediction.why,
+                prediction.by,
+            ]
+        )
+        for prediction in issue.predictions
     ]
     return {
         **{name: getattr(issue, name) for name in (*_FIELDS, *_LISTS)},
-        "symptoms": [[each.type_name, each.text, each.place] for each in issue.symptoms],
-        "differences": [[each.name, each.setting, each.place] for each in issue.differences],
+        "symptoms": [[symptom.type_name, symptom.text, symptom.place] for symptom in issue.symptoms],
+        "differences": [[difference.name, difference.setting, difference.place] for difference in issue.differences],
         "predictions": [numbers.setdefault(text, len(numbers)) for text in written],
     }
 
@@ -74,8 +82,8 @@ def parse(text: str, made_from: str = "") -> list[KnownIssue] | None:
         return [
             KnownIssue(
                 **_plain(entry),
-                symptoms=tuple(Symptom(*each) for each in entry["symptoms"]),
-                differences=tuple(ShownDifference(*each) for each in entry["differences"]),
+                symptoms=tuple(Symptom(*fields) for fields in entry["symptoms"]),
+                differences=tuple(ShownDifference(*fields) for fields in entry["differences"]),
                 predictions=tuple(predictions[number] for number in entry["predictions"]),
             )
             for entry in document["issues"]
@@ -95,26 +103,17 @@ def packaged() -> list[KnownIssue] | None:
 
 def stamp(folder: Path) -> str:
     """Changes when something may have changed on which the index of a catalogue depends; costs no reading."""
-    return _cache.stamp(list(_sources(folder)))
+    # The index has the folders of cures, which entries leave out: it depends on where cures are, not on their texts.
+    return _cache.stamp(list(_sources(folder)), _cache.files(_PACKAGE / "trainers", ".py"))
 
 
 def _sources(folder: Path) -> Iterator[str]:
-    yield from _files(folder, ".toml")
-    yield from _files(_PACKAGE / "catalog", ".py")
-    yield from _files(_PACKAGE / "strategies", ".py")
-    yield from _files(_PACKAGE / "trainers", ".py")  # an entry has its cure's last part alone, the index its folder
-    yield from _files(_PACKAGE / "conformance", "rows.toml")
+    yield from _cache.files(folder, ".toml")
+    yield from _cache.files(_PACKAGE / "catalog", ".py")
+    yield from _cache.files(_PACKAGE / "strategies", ".py")
+    yield from _cache.files(_PACKAGE / "conformance", "rows.toml")
     for name in ("stack.py", "_issue_ids.py", "conformance/rows.py"):
         yield str(_PACKAGE / name)
-
-
-def _files(folder: Path, end: str) -> Iterator[str]:
-    """Files of a folder and of those in it."""
-    for entry in os.scandir(folder):
-        if entry.name.endswith(end):
-            yield entry.path
-        elif entry.is_dir():
-            yield from (inner.path for inner in os.scandir(entry.path) if inner.name.endswith(end))
 
 
 def cached(folder: Path, made_from: str) -> list[KnownIssue] | None:

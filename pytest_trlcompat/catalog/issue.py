@@ -1,7 +1,4 @@
-"""A known issue: its symptoms, and the verdicts that it predicts for a stack.
-
-Imports no package of the stack.
-"""
+"""A known issue: its symptoms, and the verdicts that it predicts for a stack."""
 
 from __future__ import annotations
 
@@ -188,13 +185,13 @@ class KnownIssue:
     trainers: tuple[str, ...] = ()
 
     def meets(self, trainer: str) -> bool:
-        """Whether who uses this trainer may meet it; empty: any trainer."""
+        """Whether a user of this trainer may meet it; empty: of any trainer."""
         named = self.trainers or ((self.trainer,) if self.trainer else ())
         return not trainer or not named or trainer in named
 
     @property
     def is_search(self) -> bool:
-        """Whether its suite looks for what nobody has named: what it finds are known issues, or become such."""
+        """Whether its suite searches for differences of any kind: what it finds are known issues, or become such."""
         return self.id.startswith("conformance-")
 
     @property
@@ -224,7 +221,9 @@ class KnownIssue:
     @cached_property
     def is_problem_somewhere(self) -> bool:
         """Whether it is predicted to be a problem with TRL's trainer, on some stack."""
-        return any(each.subject == "upstream" and each.verdict.is_problem for each in self.predictions)
+        return any(
+            prediction.subject == "upstream" and prediction.verdict.is_problem for prediction in self.predictions
+        )
 
     def labels(self) -> tuple[str, ...]:
         """The strategies under which it may show.
@@ -250,25 +249,27 @@ class KnownIssue:
         strategy.
         """
         known = self.labels()
-        found = [label for label in known if label in considered or kind(label) in considered]
-        found += [kind(label) for label in considered if label not in known and kind(label) in known]
-        return list(dict.fromkeys(found))
+        labels = [label for label in known if label in considered or kind(label) in considered]
+        labels += [kind(label) for label in considered if label not in known and kind(label) in known]
+        return list(dict.fromkeys(labels))
 
     def can_show(self, versions: Mapping[str, object]) -> bool:
         """Whether a stack has, or may have, the packages without which it cannot show; ``None``: not installed."""
         return all(versions[package] is not None for package in self.needs)
 
     def without_blockers(self, blockers: Collection[str] | None = None) -> tuple[Prediction, ...]:
-        """Its predictions but those that some known issues stop its suite; without ``blockers``, that any does."""
+        """Its predictions without those that some known issues stop its suite; without ``blockers``, that any does."""
         return tuple(
-            each for each in self.predictions if not each.by or (blockers is not None and each.by not in blockers)
+            prediction
+            for prediction in self.predictions
+            if not prediction.by or (blockers is not None and prediction.by not in blockers)
         )
 
     def predict(self, subject: str, strategy: str, versions: Mapping[str, str]) -> Prediction | None:
         """The first prediction that applies; for ``corrected`` it is ``ok`` unless one says otherwise."""
         concerning = self._concerning.get((subject, strategy))
         if concerning is None:
-            concerning = tuple(each for each in self.predictions if each.concerns(subject, strategy))
+            concerning = tuple(prediction for prediction in self.predictions if prediction.concerns(subject, strategy))
             self._concerning[subject, strategy] = concerning
         for prediction in concerning:
             if stack.holds(prediction.when, versions):
@@ -301,24 +302,27 @@ class KnownIssue:
         if not self.may_stop(other):
             return False
         foreign = measured_with(self.id) != measured_with(other.id)
-        here = [each for each in self.predictions if not (foreign and each.verdict is Verdict.ABSENT)]
+        here = [prediction for prediction in self.predictions if not (foreign and prediction.verdict is Verdict.ABSENT)]
         labels = {strategy, kind(strategy)}
         if self.strategies:
             labels &= set(self.strategies)
         if self.suite == FINDINGS:  # its labels are settings that show it, and others may
-            labels |= {each for each in self.strategies if kind(each) == kind(strategy)}
+            labels |= {label for label in self.strategies if kind(label) == kind(strategy)}
             anywhere = [self._first(here, subject, strategy, versions) for subject in SUBJECTS]
-            if any(each is not None and not each.strategies and each.verdict in _RAISING for each in anywhere):
+            if any(
+                prediction is not None and not prediction.strategies and prediction.verdict in _RAISING
+                for prediction in anywhere
+            ):
                 return True
-        labels |= {each for each in self.without_trainer if kind(each) == kind(strategy)}
-        found = [self._first(here, subject, label, versions) for label in labels for subject in SUBJECTS]
-        return any(each is not None and each.verdict in _RAISING for each in found)
+        labels |= {label for label in self.without_trainer if kind(label) == kind(strategy)}
+        predicted = [self._first(here, subject, label, versions) for label in labels for subject in SUBJECTS]
+        return any(prediction is not None and prediction.verdict in _RAISING for prediction in predicted)
 
     @staticmethod
     def _first(
         predictions: Iterable[Prediction], subject: str, strategy: str, versions: Mapping[str, str]
     ) -> Prediction | None:
-        return next((each for each in predictions if each.applies(subject, strategy, versions)), None)
+        return next((prediction for prediction in predictions if prediction.applies(subject, strategy, versions)), None)
 
 
 _RAISING = (Verdict.BROKEN, Verdict.ERROR)

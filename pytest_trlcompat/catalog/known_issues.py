@@ -1,4 +1,4 @@
-"""The catalogue: the known issues of this project, or another one's. Imports no package of the stack."""
+"""The catalogue: the known issues of this project, or another one's."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A question about all cells, such as which of them gave a verdict that is predict
 on sets, and no walk through thousands of verdicts. A set is an integer with a bit for each cell.
 
 A wheel has this as ``measurements.json``, which its build writes; a checkout keeps it in the user's cache. Both are
-made from the evidence and the catalogue, which were read and checked for it. Imports no package of the stack.
+made from the evidence and the catalogue, which were read and checked for it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -134,14 +133,14 @@ class Measurements:
             by: of ``blocked`` the known issue that must have stopped the suite; empty for any.
         """
         verdicts = self.verdicts(issue_id).get(label, {})
-        found = verdicts.get(verdict.value, 0)
+        measured = verdicts.get(verdict.value, 0)
         if verdict is not Verdict.BLOCKED:
-            return found
+            return measured
         if by:
             for blocker, cells in self._blocked_by.get(issue_id, {}).get(label, {}).items():
                 if blocker != by:
-                    found &= ~cells
-        return found | verdicts.get(Verdict.ERROR.value, 0) & ~self.attributed
+                    measured &= ~cells
+        return measured | verdicts.get(Verdict.ERROR.value, 0) & ~self.attributed
 
     def verdicts(self, issue_id: str) -> Mapping[str, Mapping[str, CellSet]]:
         """By strategy, variants included, the cells that measured each verdict on an issue."""
@@ -199,7 +198,7 @@ def _add(sets: dict[str, CellSet], key: str, number: int) -> None:
 
 def _holding(package: str, text: str, versions: Sequence[Mapping[str, str]]) -> CellSet:
     """The cells for which one range holds."""
-    return sum(stack.holds({package: text}, each) << number for number, each in enumerate(versions))
+    return sum(stack.holds({package: text}, cell) << number for number, cell in enumerate(versions))
 
 
 def _first_for(
@@ -218,9 +217,8 @@ def _first_for(
 
 
 def _sources(folder: Path) -> list[str]:
-    """What it is made from beside the catalogue: the evidence, and the modules of the cures, which name mixins."""
-    cures = [os.path.join(where, name) for where, _, names in os.walk(_CURES) for name in names if name.endswith(".py")]
-    return [str(folder / "evidence.json"), *cures]
+    """What it is made from in addition to the catalogue: the evidence, and the cures, whose texts name mixins."""
+    return [str(folder / "evidence.json"), *_cache.files(_CURES, ".py")]
 
 
 def published(catalog: Catalog) -> Measurements:

@@ -1,7 +1,6 @@
-"""The catalogue as it could have been written on an earlier day: nothing in it knows a release that was not out yet.
+"""The catalogue as it could have been written on an earlier day, without knowledge of any later release.
 
-By this the project measures itself: asked about a past day, it must not predict from what came later. Imports no
-package of the stack.
+The project measures its predictions with it: asked about a past day, it must not predict from what came later.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _Releases = Mapping[str, Sequence[Version]]
 
 
 def _issue(issue: KnownIssue, known: _Releases, later: _Releases) -> KnownIssue:
-    cut = (each for prediction in issue.predictions for each in _prediction(prediction, known, later))
+    cut = (part for prediction in issue.predictions for part in _prediction(prediction, known, later))
     return replace(issue, predictions=tuple(cut))
 
 
@@ -56,15 +55,15 @@ def _prediction(prediction: Prediction, known: _Releases, later: _Releases) -> I
         yield prediction
         return
     texts = []
-    for package, wanted in prediction.ranges.items():
-        cut = _range(wanted, known.get(package, ()), later[package]) if later.get(package) else wanted
-        texts.append([prediction.when[package]] if cut == wanted else [*_specifiers(cut)])
+    for package, versions in prediction.ranges.items():
+        cut = _range(versions, known.get(package, ()), later[package]) if later.get(package) else versions
+        texts.append([prediction.when[package]] if cut == versions else [*_specifiers(cut)])
     for chosen in itertools.product(*texts):
         yield replace(prediction, when=dict(zip(prediction.when, chosen, strict=True)))
 
 
-def _range(wanted: Range, known: Sequence[Version], later: Sequence[Version]) -> Range:
-    cut = [(_moved(low, known, later), _moved(high, known, later)) for low, high in wanted.intervals]
+def _range(versions: Range, known: Sequence[Version], later: Sequence[Version]) -> Range:
+    cut = [(_moved(low, known, later), _moved(high, known, later)) for low, high in versions.intervals]
     merged: list[tuple[Cut, Cut]] = []
     for low, high in cut:
         if merged and low <= merged[-1][1]:  # the hole between the two was not there yet
@@ -75,7 +74,7 @@ def _range(wanted: Range, known: Sequence[Version], later: Sequence[Version]) ->
 
 
 def _moved(cut: Cut, known: Sequence[Version], later: Sequence[Version]) -> Cut:
-    """Where an end of a range would have stood: nobody can tell a cut from the next release that is out."""
+    """Where an end of a range would have been: one at a release that was not out yet moves to the next one that was."""
     if cut[0] != 1:
         return cut  # no release stands there
     above = next((version for version in known if _beyond(version, cut)), None)

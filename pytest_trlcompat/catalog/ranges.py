@@ -2,7 +2,6 @@
 
 ``packaging`` answers whether one version lies in a range. The catalogue's boundaries, and answers for a stack of which
 only a part is known, need more: whether a range is empty, whether it holds all over another one, and on which pieces.
-Imports only the standard library and ``packaging``.
 
 A range is a sequence of intervals between *cuts*. A cut lies just before a version (``>=`` and ``<`` cut there) or just
 after it (``>`` and ``<=``), so every interval holds its left cut's side and no bound needs to be called open or closed.
@@ -61,25 +60,25 @@ class Range:
         return bool(self.intervals)
 
     def __and__(self, other: Range) -> Range:
-        found = []
+        overlap = []
         ours, theirs = self.intervals, other.intervals
         here = there = 0
         while here < len(ours) and there < len(theirs):
             (low, high), (other_low, other_high) = ours[here], theirs[there]
             first, last = max(low, other_low), min(high, other_high)
             if first < last:
-                found.append((first, last))
+                overlap.append((first, last))
             if high < other_high:
                 here += 1
             else:
                 there += 1
-        return Range(tuple(found))
+        return Range(tuple(overlap))
 
     def __or__(self, other: Range) -> Range:
         return either((self, other))
 
     def __sub__(self, other: Range) -> Range:
-        """What of this range ``other`` does not hold."""
+        """The part of this range that ``other`` does not hold."""
         return self & other._gaps()
 
     def covers(self, other: Range) -> bool:
@@ -118,8 +117,8 @@ class Range:
         if len(self.intervals) == 1:
             low, high = self.intervals[0]
             if low[0] == high[0] == 1 and low[1] == high[1]:
-                found: Version = low[1]
-                return found
+                version: Version = low[1]
+                return version
         return None
 
     def from_here(self) -> str:
@@ -173,7 +172,7 @@ _LONGEST_VERSION = 200
 def either(ranges: Iterable[Range]) -> Range:
     """The versions that lie in one of the ranges."""
     merged: list[tuple[Cut, Cut]] = []
-    for low, high in sorted(interval for each in ranges for interval in each.intervals):
+    for low, high in sorted(interval for versions in ranges for interval in versions.intervals):
         if merged and low <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
         else:
@@ -184,7 +183,7 @@ def either(ranges: Iterable[Range]) -> Range:
 def both(ranges: Iterable[Range]) -> Range:
     """The versions that lie in all of the ranges; of none of them, every version or none installed."""
     everything = ABSENT | ALL
-    return everything - either(everything - each for each in ranges)
+    return everything - either(everything - versions for versions in ranges)
 
 
 @functools.cache
@@ -208,8 +207,7 @@ def parse(text: str) -> Range:
 
 
 def remember(stored: Mapping[str, str]) -> None:
-    """Have :func:`parse` take some ranges as :meth:`Range.stored` wrote them; reading specifiers takes ten times as
-    long."""
+    """Make :func:`parse` return ranges that :meth:`Range.stored` wrote; reading specifiers takes ten times as long."""
     _REMEMBERED.update(stored)
 
 
@@ -299,9 +297,9 @@ def pieces(domain: Range, ranges: Iterable[Range]) -> list[Range]:
     There are at most as many as the ranges have ends, and one more, of however many intervals the domain is: what no
     end of a range separates is one piece.
     """
-    cuts = sorted({cut for each in ranges for interval in each.intervals for cut in interval})
+    cuts = sorted({cut for versions in ranges for interval in versions.intervals for cut in interval})
     intervals = domain.intervals
-    found = []
+    parts = []
     for low, high in zip([_NOT_INSTALLED, *cuts], [*cuts, _NEWEST], strict=True):
         first = bisect_right(intervals, (low, _BEYOND)) - 1
         first += first < 0 or intervals[first][1] <= low
@@ -309,7 +307,7 @@ def pieces(domain: Range, ranges: Iterable[Range]) -> list[Range]:
         if inside and low < high:
             start, end = max(low, inside[0][0]), min(high, inside[-1][1])
             if len(inside) == 1:
-                found.append(Range(((start, end),)))
+                parts.append(Range(((start, end),)))
             else:
-                found.append(Range(((start, inside[0][1]), *inside[1:-1], (inside[-1][0], end))))
-    return found
+                parts.append(Range(((start, inside[0][1]), *inside[1:-1], (inside[-1][0], end))))
+    return parts

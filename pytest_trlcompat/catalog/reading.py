@@ -1,7 +1,7 @@
-"""Reading the files of the known issues, and checking all that stands in them.
+"""Reading the files of the known issues, and checking everything in them.
 
-Who only asks about known issues takes them from :mod:`known_issues <pytest_trlcompat.catalog.known_issues>`, which has
-what was read and checked before. Imports no package of the stack.
+To ask about known issues, take them from :mod:`known_issues <pytest_trlcompat.catalog.known_issues>`: it keeps what was
+read and checked before.
 """
 
 from __future__ import annotations
@@ -109,12 +109,12 @@ def _place(file: Path, path: Path, error: Exception, edited: Mapping[Path, str])
     if not isinstance(error, _PredictionError) or file == path:
         return str(file)
     lines = _text(file, edited).splitlines()
-    found = [number for number, line in enumerate(lines, 1) if PREDICTION.match(line)]
-    return f"{file}:{found[error.number]}" if error.number < len(found) else str(file)
+    numbers = [number for number, line in enumerate(lines, 1) if PREDICTION.match(line)]
+    return f"{file}:{numbers[error.number]}" if error.number < len(numbers) else str(file)
 
 
 def written(path: Path, edited: Mapping[Path, str]) -> Written:
-    """The entries of a catalogue, of which nothing is checked but where they stand.
+    """The entries of a catalogue; only the places of their files are checked.
 
     Raises:
         CatalogError: a file that is no TOML, or that lies where no issue of its name does; or there is none.
@@ -167,8 +167,8 @@ def _text(path: Path, edited: Mapping[Path, str]) -> str:
 def expanded(raw: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """The predictions that a written one stands for: one for each subject.
 
-    A ``blocked`` one without ``when`` holds wherever the issue that it names is ``broken``: what it leaves out is as
-    that issue's predictions of ``broken`` have it.
+    A ``blocked`` one without ``when`` holds wherever the issue that it names is ``broken``: it takes what it leaves out
+    from that issue's predictions of ``broken``.
 
     Args:
         entries: of the catalogue, by id.
@@ -182,13 +182,18 @@ def expanded(raw: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -
         return
     if raw["by"] not in entries:
         raise ValueError(f"blocked by {raw['by']!r}, which is no other issue")
-    broken = [each for each in entries[raw["by"]]["prediction"] if each.get("verdict") == Verdict.BROKEN]
-    found = [
-        {**each, **raw, "subject": subject} for each in broken for subject in _subjects(each) if subject in subjects
+    broken = [
+        prediction for prediction in entries[raw["by"]]["prediction"] if prediction.get("verdict") == Verdict.BROKEN
     ]
-    if not found:
+    predictions = [
+        {**prediction, **raw, "subject": subject}
+        for prediction in broken
+        for subject in _subjects(prediction)
+        if subject in subjects
+    ]
+    if not predictions:
         raise ValueError(f"blocked by {raw['by']!r}, which is nowhere broken for {', '.join(subjects)}")
-    yield from found
+    yield from predictions
 
 
 def _subjects(raw: Mapping[str, Any]) -> tuple[str, ...]:
@@ -293,7 +298,7 @@ def _predictions(
     """
     for number, raw in enumerate(written):
         try:
-            yield from (_prediction(each) for each in expanded(raw, entries))
+            yield from (_prediction(prediction) for prediction in expanded(raw, entries))
         except (KeyError, TypeError, ValueError) as error:
             reason = f"missing key {error}" if isinstance(error, KeyError) else str(error)
             raise _PredictionError(number - first, reason) from error
@@ -353,8 +358,8 @@ def _prediction(raw: Mapping[str, Any]) -> Prediction:
         raise ValueError(
             f"by = {prediction.by!r} belongs to a blocked prediction, and this one is of {prediction.verdict}"
         )
-    for package, wanted in prediction.ranges.items():
-        if not wanted:
+    for package, versions in prediction.ranges.items():
+        if not versions:
             raise ValueError(f"no version of {package} lies in the range {when[package]!r}")
     return prediction
 

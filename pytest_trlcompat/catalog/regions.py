@@ -1,7 +1,7 @@
 """What the catalogue predicts for all versions at once, not for one stack: the regions of each prediction.
 
 Needed where a part of a stack is not known, to find the boundaries across which a verdict changes, and to see that
-every prediction can be reached. Imports no package of the stack.
+every prediction can be reached.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Region:
 
 
 def _boxes(axes: Sequence[Axis], points: Iterable[Point]) -> list[list[str]]:
-    """The points as boxes, each the texts of its ranges; an axis that is whole in a box has no text there."""
+    """Boxes that cover the points, each as the texts of its ranges; an axis that a box holds whole has no text."""
     if not axes:
         return [[]]
     first, rest = axes[0], axes[1:]
@@ -82,11 +82,11 @@ def _boxes(axes: Sequence[Axis], points: Iterable[Point]) -> list[list[str]]:
     alike: dict[frozenset[Point], list[int]] = {}
     for number in sorted(beside):
         alike.setdefault(frozenset(beside[number]), []).append(number)
-    found = []
+    boxes = []
     for others, numbers in alike.items():
         text = [] if len(numbers) == len(first.pieces) else [first.describe(numbers)]
-        found += [[*text, *box] for box in _boxes(rest, others)]
-    return found
+        boxes += [[*text, *box] for box in _boxes(rest, others)]
+    return boxes
 
 
 @dataclass(frozen=True)
@@ -109,18 +109,18 @@ class Regions:
     @cached_property
     def _by_prediction(self) -> list[tuple[Prediction | None, Region]]:
         points: dict[int, set[Point]] = {}
-        found: dict[int, Prediction | None] = {}
+        predictions: dict[int, Prediction | None] = {}
         for point, prediction in self.predicted.items():
             points.setdefault(id(prediction), set()).add(point)
-            found[id(prediction)] = prediction
-        return [(found[key], Region(self.axes, frozenset(points[key]), self.impossible)) for key in points]
+            predictions[id(prediction)] = prediction
+        return [(predictions[key], Region(self.axes, frozenset(points[key]), self.impossible)) for key in points]
 
 
 class Projection:
     """The catalogue on one stack, or on all that a domain holds.
 
-    Each prediction is held against the domain once, and questions to which the same predictions answer have one answer:
-    most strategies of an issue, and many issues, ask the same.
+    Each prediction is compared with the domain once, and questions that the same predictions decide share their answer:
+    most strategies of an issue, and many issues, ask the same question.
     """
 
     def __init__(self, domain: Domain, together: Sequence[Mapping[str, Range]] = ()) -> None:
@@ -140,10 +140,10 @@ class Projection:
         """Where in the domain each of an issue's predictions applies."""
         alive = list(self._alive(predictions, subject, strategy))
         key = tuple(id(prediction) for prediction, _ in alive)
-        found = self._regions.get(key)
-        if found is None:
-            found = self._regions[key] = self._cut(alive)
-        return found
+        regions = self._regions.get(key)
+        if regions is None:
+            regions = self._regions[key] = self._cut(alive)
+        return regions
 
     def problems(
         self, issue: KnownIssue, predictions: Sequence[Prediction], considered: Sequence[str]
@@ -153,21 +153,21 @@ class Projection:
         Args:
             predictions: of the issue, all or some.
         """
-        alive = [each for each in predictions if self.left(each) is not None]
-        found = []
+        alive = [prediction for prediction in predictions if self.left(prediction) is not None]
+        problems = []
         if alive and issue.can_show(self.domain):
             for label in issue.labels_among(considered):
                 for prediction, region in self.regions(alive, "upstream", label).by_prediction():
                     if prediction is not None and prediction.verdict.is_problem:
-                        found.append((label, prediction, region))
-        return found
+                        problems.append((label, prediction, region))
+        return problems
 
     def left(self, prediction: Prediction) -> dict[str, Range] | None:
         """Those of a prediction's ranges that the domain does not settle; ``None`` where it applies nowhere in it."""
-        found = self._left.get(id(prediction))
-        if found is None:
-            found = self._left[id(prediction)] = prediction, self._unsettled(prediction)
-        return found[1]
+        remembered = self._left.get(id(prediction))
+        if remembered is None:
+            remembered = self._left[id(prediction)] = prediction, self._unsettled(prediction)
+        return remembered[1]
 
     def _unsettled(self, prediction: Prediction) -> dict[str, Range] | None:
         left: dict[str, Range] = {}
@@ -183,10 +183,10 @@ class Projection:
 
     def _holds(self, package: str, text: str) -> bool | None:
         """Whether a range holds all over the domain; ``None``: only for some versions."""
-        possible, wanted = self.domain.get(package, ALL), parse(text)
-        if possible is None or not wanted.meets(possible):
+        possible, versions = self.domain.get(package, ALL), parse(text)
+        if possible is None or not versions.meets(possible):
             return False
-        return True if wanted.covers(possible) else None
+        return True if versions.covers(possible) else None
 
     def _alive(
         self, predictions: Iterable[Prediction], subject: str, strategy: str

@@ -1,6 +1,6 @@
 """What to do about a known issue, made from the catalogue: which cure to train with, or which releases to take.
 
-Nothing of it is written by hand except an entry's ``workaround``. Imports no package of the stack.
+Nothing of it is written by hand except an entry's ``workaround``.
 """
 
 from __future__ import annotations
@@ -69,14 +69,16 @@ def remedy(
     """
     ways = ways or ways_of(issue)
     texts = [text] if issue.cure and (text := _training(issue, trainer, ways)) else []
-    relevant = [each for each in ways.fixed if not strategies or set(strategies) & set(each.strategies)]
+    relevant = [answer for answer in ways.fixed if not strategies or set(strategies) & set(answer.strategies)]
     right = []
-    for each in relevant:
-        under = [label for label in each.strategies if not strategies or label in strategies]
-        others = [one for one in each.alternatives if versions is None or not one.holds(versions)]
+    for answer in relevant:
+        under = [label for label in answer.strategies if not strategies or label in strategies]
+        others = [
+            alternative for alternative in answer.alternatives if versions is None or not alternative.holds(versions)
+        ]
         if others:
-            releases = [one.describe() + _failing(one, under) for one in others]
-            right.append(f"{_under(each, len(relevant))}take {', or '.join(releases)}")
+            releases = [alternative.describe() + _failing(alternative, under) for alternative in others]
+            right.append(f"{_under(answer, len(relevant))}take {', or '.join(releases)}")
     if right:
         texts.append("; ".join(right))
     if issue.workaround:
@@ -96,9 +98,9 @@ def cured_in(issue: KnownIssue, ways: Ways | None = None) -> str:
         ways: what is known to help, where somebody has it already.
     """
     strategies: dict[str, list[str]] = {}
-    for each in fixed_releases(issue) if ways is None else ways.fixed:
-        first = " or ".join(alternative.first() for alternative in each.alternatives if alternative.lasting)
-        strategies.setdefault(first, []).extend(each.strategies)
+    for answer in fixed_releases(issue) if ways is None else ways.fixed:
+        first = " or ".join(alternative.first() for alternative in answer.alternatives if alternative.lasting)
+        strategies.setdefault(first, []).extend(answer.strategies)
     if len(strategies) == 1:
         return next(iter(strategies))
     texts = []
@@ -143,9 +145,9 @@ def _training(issue: KnownIssue, trainer: str, ways: Ways) -> str:
     configured = "".join(f" and its {name}" for name in ways.configs)
     texts = []
     for known in _named(issue, trainer, ways):
-        own = ", ".join(mixins(issue, known, ways))
-        if own or configured:
-            texts.append(_corrected_trainer(known) + configured + (f" ({own})" if own else ""))
+        classes = ", ".join(mixins(issue, known, ways))
+        if classes or configured:
+            texts.append(_corrected_trainer(known) + configured + (f" ({classes})" if classes else ""))
     return f"train with {' or '.join(texts)}" if texts else ""
 
 

@@ -1,6 +1,6 @@
-"""The end of a run on one screen, as plain lines with styles: that of a sweep and that of a pytest run.
+"""The end of a run on one screen, as plain lines with styles, for a sweep and for a pytest run.
 
-What writes them to a terminal is elsewhere, since the plugin must not need ``rich``. Imports only the standard library.
+Other modules write them to a terminal, because the plugin must not need ``rich``.
 """
 
 from __future__ import annotations
@@ -66,25 +66,25 @@ def screen(cells: Sequence[CellSummary], *, where: str, more: str = "", width: i
 
 
 def conclusion(cells: Sequence[CellSummary], width: int = 80) -> list[Line]:
-    """The last words: that upstream is broken although its tests passed, and whether the corrected trainers are ok."""
+    """The last lines: that upstream is broken although its tests passed, and whether the corrected trainers are ok."""
     lines: list[Line] = []
     records = [record for cell in cells for record in cell.records if record.subject == "upstream"]
-    found = {verdict: {r.issue for r in records if r.verdict is verdict} for verdict in PROBLEMS}
-    own = {verdict: issues for verdict, issues in found.items() if verdict.is_own_problem}
-    affecting = set().union(*own.values())
+    shown = {verdict: {r.issue for r in records if r.verdict is verdict} for verdict in PROBLEMS}
+    affected = {verdict: issues for verdict, issues in shown.items() if verdict.is_own_problem}
+    affecting = set().union(*affected.values())
     if affecting:
         affect = "known issue affects" if len(affecting) == 1 else "known issues affect"
-        harmed = any(issues for verdict, issues in own.items() if verdict is not Verdict.WASTEFUL)
+        harmed = any(issues for verdict, issues in affected.items() if verdict is not Verdict.WASTEFUL)
         broken = "Upstream is broken: " if harmed else ""
         lines.append((Part(f"{broken}{len(affecting)} {affect} TRL's own trainers", ALARM),))
-        lines.append(counted((verdict, len(issues)) for verdict, issues in own.items()))
-    if unexplained := len(found[Verdict.ERROR]):
+        lines.append(counted((verdict, len(issues)) for verdict, issues in affected.items()))
+    if unexplained := len(shown[Verdict.ERROR]):
         suites = "1 suite failed" if unexplained == 1 else f"{unexplained} suites failed"
         lines.append((Part(f"{suites} with TRL's own trainers, which no known issue explains", ALARM),))
-    if blocked := len(found[Verdict.BLOCKED] - affecting):
+    if blocked := len(shown[Verdict.BLOCKED] - affecting):
         could = "1 known issue" if blocked == 1 else f"{blocked} known issues"
         lines.append((Part(f"{could} could not be judged: blocked by others", STYLES[Verdict.BLOCKED]),))
-    if any(found.values()):
+    if any(shown.values()):
         lines.append((Part("A test passes where its verdict is the predicted one, also where that is broken."),))
     elif any(record.verdict is Verdict.OK for record in records):
         left = sum(record.untested for record in records) or sum(bool(cell.unfinished) for cell in cells)

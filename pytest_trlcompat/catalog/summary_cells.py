@@ -1,7 +1,4 @@
-"""The cells in a summary, in as much detail as fits, and many of them as a table.
-
-Imports only the standard library.
-"""
+"""The cells in a summary, in as much detail as fits, and many of them as a table."""
 
 from __future__ import annotations
 
@@ -43,11 +40,11 @@ def _title(cell: CellSummary, width: int) -> list[Line]:
     counts = counted((verdict, len(cell.issues("upstream", verdict))) for verdict in PROBLEMS)
     if not counts and any(r.subject == "upstream" and r.verdict is Verdict.OK for r in cell.records):
         counts = (Part("no problem", STYLES[Verdict.OK]),)
-    name, (found, bad) = Part(cell.name, HEADING), corrected([cell])
-    ours = Part(f"corrected: {found}" if found else "", ALARM if bad else STYLES[Verdict.OK])
+    name, (text, bad) = Part(cell.name, HEADING), corrected([cell])
+    ours = Part(f"corrected: {text}" if text else "", ALARM if bad else STYLES[Verdict.OK])
     gap = width - length((name, *counts, ours)) - 2
-    if gap >= 2 or not found:
-        return [(name, Part("  "), *counts, *([Part(" " * gap), ours] if found else []))]
+    if gap >= 2 or not text:
+        return [(name, Part("  "), *counts, *([Part(" " * gap), ours] if text else []))]
     return [(name, Part(" " * max(width - length((name, ours)), 2)), ours), (Part("  "), *counts)]
 
 

@@ -1,7 +1,4 @@
-"""What summaries and reports are made of: lines with styles, the verdicts of a cell, and the words for one.
-
-Imports only the standard library.
-"""
+"""What summaries and reports are made of: lines with styles, the verdicts of a cell, and the words for one."""
 
 from __future__ import annotations
 
@@ -68,7 +65,7 @@ class CellSummary:
     """What the end of a run is made of.
 
     Attributes:
-        release: of TRL; neighbours are joined by it where cells are too many.
+        release: of TRL; neighbouring cells are joined by it if there are too many.
         unfinished: why it has no verdicts or not all of them; empty for a cell that was tested.
     """
 
@@ -79,11 +76,11 @@ class CellSummary:
 
     def issues(self, subject: str, verdict: Verdict) -> dict[str, list[Record]]:
         """The verdicts of one kind by known issue."""
-        found: dict[str, list[Record]] = {}
+        records: dict[str, list[Record]] = {}
         for record in self.records:
             if record.subject == subject and record.verdict is verdict:
-                found.setdefault(record.issue, []).append(record)
-        return found
+                records.setdefault(record.issue, []).append(record)
+        return records
 
     @property
     def wrong(self) -> list[Record]:
@@ -110,7 +107,7 @@ def expected(record: Record) -> str:
 def counted(numbers: Iterable[tuple[Verdict, int]]) -> Line:
     """``3 silent, 1 broken``."""
     parts = [Part(f"{number} {verdict}", STYLES[verdict]) for verdict, number in numbers if number]
-    return tuple(each for part in parts for each in (Part(", "), part))[1:]
+    return tuple(piece for part in parts for piece in (Part(", "), part))[1:]
 
 
 def corrected(cells: Iterable[CellSummary]) -> tuple[str, bool]:

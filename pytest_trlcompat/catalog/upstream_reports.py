@@ -1,12 +1,12 @@
-"""What to paste upstream of a known issue that the newest releases still have: a script, what it prints, with what.
+"""Reports to paste upstream of known issues that the newest releases still have: a script, its output and versions.
 
 The scripts are ``fixtures/upstream/<issue>.py``: plain CPU processes, and nothing of this package. This module runs
 them as their first lines say, and keeps what they printed, and with which versions, in ``measured.json`` beside them::
 
     python -m pytest_trlcompat.catalog.upstream_reports [ISSUE ...]
 
-From that, the catalogue and the script follows the text to paste, by ``trlcompat issue ISSUE --report``; a wheel has it
-as a file. Imports no package of the stack; the interpreter that runs the scripts must have it.
+``trlcompat issue ISSUE --report`` makes the text to paste from that file, the catalogue and the script; a wheel has the
+text as a file. The interpreter that runs the scripts must have the stack.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ def output_of(command: str, script: Path) -> str:
     with tempfile.TemporaryDirectory() as temporary:  # in which torchrun leaves its logs
         env = {**env, **_ON_CPU, **settings, "TMPDIR": temporary}
         run = subprocess.run(arguments, env=env, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    found = [line for line in run.stdout.splitlines() if "wrong" in line and "right" in line]
-    if run.returncode or len(found) != 1:
+    lines = [line for line in run.stdout.splitlines() if "wrong" in line and "right" in line]
+    if run.returncode or len(lines) != 1:
         raise RuntimeError(f"{command}: exit status {run.returncode}\n{run.stdout[-1000:]}\n{run.stderr[-3000:]}")
-    return found[0]
+    return lines[0]
 
 
 def _may_hold(prediction: Prediction, versions: Mapping[str, str]) -> bool:
@@ -106,9 +106,13 @@ def report(issue: KnownIssue, script: Path, outputs: Mapping[str, str], versions
     Args:
         outputs: by command, what :func:`output_of` returned.
     """
-    here = [each for each in issue.predictions if each.subject == "upstream" and _may_hold(each, versions)]
-    causes = dict.fromkeys(each.why for each in here if each.verdict is Verdict.SILENT)
-    causes = causes or dict.fromkeys(each.why for each in here if each.verdict is Verdict.BROKEN)
+    here = [
+        prediction
+        for prediction in issue.predictions
+        if prediction.subject == "upstream" and _may_hold(prediction, versions)
+    ]
+    causes = dict.fromkeys(prediction.why for prediction in here if prediction.verdict is Verdict.SILENT)
+    causes = causes or dict.fromkeys(prediction.why for prediction in here if prediction.verdict is Verdict.BROKEN)
     runs = "\n".join(f"$ {command}\n{line}" for command, line in outputs.items())
     seen = "\n".join(f"- {link}" for link in issue.upstream)
     return "\n".join(
@@ -145,7 +149,7 @@ def main(arguments: Sequence[str]) -> int:
         script = folder() / f"{name}.py"
         outputs = {command: output_of(command, script) for command in commands(script)}
         measured = {**_measured(), name: {"outputs": outputs, "versions": stack.describe(stack.installed())}}
-        text = json.dumps({each: measured[each] for each in sorted(measured)}, indent=1, ensure_ascii=False)
+        text = json.dumps({issue_id: measured[issue_id] for issue_id in sorted(measured)}, indent=1, ensure_ascii=False)
         (folder() / _MEASURED).write_text(f"{text}\n", encoding="utf-8")
         print(f"{name}: {'; '.join(outputs.values())}", flush=True)
     return 0

@@ -1,7 +1,6 @@
 """Verdicts, and the JSON line that carries one from a cell to the report.
 
-Both sides of a cell use it: pytest inside the environment, the matrix and the report outside. Imports only the
-standard library and what reads others' files.
+Both sides of a cell use it: pytest inside the environment, the matrix and the report outside.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class Verdict(str, Enum):
 
     @property
     def is_problem(self) -> bool:
-        """Whether somebody who trains so has a problem."""
+        """Whether a user who trains with it has a problem."""
         return self not in (Verdict.OK, Verdict.ABSENT, Verdict.UNTESTABLE)
 
     @property
@@ -105,7 +104,7 @@ class Record:
 
     Attributes:
         expected: what the catalogue predicts; ``None`` where it says nothing.
-        evidence: numbers and texts that were measured, JSON values only.
+        evidence: numbers and texts that were measured; JSON values only.
         seconds: wall-clock time of the measurement.
         provenance: what it was measured with, as :class:`pytest_trlcompat._provenance.Provenance` writes it; empty
             where nobody wrote it down, which is equal to nothing.
@@ -281,8 +280,8 @@ def is_wrong(record: Record) -> bool:
 def append_record(path: Path, record: Record) -> None:
     """Append one whole line, or nothing: parallel pytest workers and full disks leave no torn line.
 
-    Who can read a file can lock it, and results are there to be read; so a lock that is held for longer than any worker
-    holds it is not waited for. A line is one write at the file's end in any case.
+    Whoever can read a file can lock it, and results are meant to be read; so a lock that is held for longer than any
+    worker holds it is not waited for. Each line is one write at the end of the file in any case.
 
     Raises:
         OSError: with ``errno.ENOSPC`` where the disk is full.
@@ -326,10 +325,10 @@ def read_records(path: Path) -> list[Record]:
     Raises:
         RecordError: for any other line that is no verdict, with its number, or a file that cannot be read.
     """
-    found = scan_records(path)
-    if found.problems:
-        raise RecordError(f"{path}{found.problems[0]}")
-    return list(found.records)
+    scanned = scan_records(path)
+    if scanned.problems:
+        raise RecordError(f"{path}{scanned.problems[0]}")
+    return list(scanned.records)
 
 
 @dataclass(frozen=True)

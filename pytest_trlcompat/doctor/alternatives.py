@@ -2,7 +2,6 @@
 
 The doctor answers for all environments in which the stack may be installed, and the worst of them counts. Versions that
 never stand together, since their markers exclude each other, are not combined; where that is not certain they are.
-Imports no package of the stack.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def combine(
     """The stack that some mentions with markers make together.
 
     Args:
-        lock: whether of several mentions of a package one holds; else all of them do, where their markers do.
+        lock: whether only one of several mentions of a package applies; otherwise each applies where its marker holds.
         complete: whether a package that is not mentioned, or not there, is not installed.
         requires_python: the Pythons that the source is for.
 
@@ -76,9 +75,9 @@ def combine(
         return dataclasses.replace(_loose(mentions, source, lock, complete, notes), python=asked.python)
     here = set().union(*groups)
     notes += [
-        f"{each.where}: {each.package} {each.text} ; {_shorten(each.marker)} is ignored, because its marker excludes "
-        f"{asked.describe()}"
-        for number, each in enumerate(mentions)
+        f"{mention.where}: {mention.package} {mention.text} ; {_shorten(mention.marker)} is ignored, because its "
+        f"marker excludes {asked.describe()}"
+        for number, mention in enumerate(mentions)
         if number not in here
     ]
     stacks: list[dict[str, Mention]] = []
@@ -101,7 +100,9 @@ def combine(
             f"{source}: its markers leave out trl, which all known issues are about, for {asked.describe()}"
         )
     if excluded:
-        markers = dict.fromkeys(_shorten(each.marker) for each in mentions if each.package == "trl" and each.marker)
+        markers = dict.fromkeys(
+            _shorten(mention.marker) for mention in mentions if mention.package == "trl" and mention.marker
+        )
         notes.append(f"{source}: trl is there only where {_OR.join(markers)}; nothing is said about other environments")
     if failed is not None:
         notes.append(f"not considered are environments in which this holds: {failed}")
@@ -109,7 +110,7 @@ def combine(
 
 
 def _groups(mentions: Sequence[Mention], asked: Asked, requires_python: str) -> list[frozenset[int]] | None:
-    """For each kind of environment the numbers of the mentions that hold there; ``None`` for too many."""
+    """For each kind of environment, the indices of the mentions that apply there; ``None`` if there are too many."""
     from pytest_trlcompat.doctor.markers import Environments, MarkerError, TooManyError  # few stacks have a marker
 
     try:
@@ -119,9 +120,9 @@ def _groups(mentions: Sequence[Mention], asked: Asked, requires_python: str) -> 
             requires_python=requires_python,
             platform=asked.platform,
         )
-        sets = {marker: environments.where(marker) for marker in dict.fromkeys(each.marker for each in mentions)}
+        sets = {marker: environments.where(marker) for marker in dict.fromkeys(mention.marker for mention in mentions)}
     except MarkerError as error:
-        where = next((each.where for each in mentions if str(error) in each.marker), mentions[0].where)
+        where = next((mention.where for mention in mentions if str(error) in mention.marker), mentions[0].where)
         raise StackSpecError(f"{where}: a marker cannot be read; write it like python_version < '3.12'") from error
     except TooManyError:
         return None
@@ -137,7 +138,7 @@ def _groups(mentions: Sequence[Mention], asked: Asked, requires_python: str) -> 
 
 
 def _one_each(mentions: Iterable[Mention], source: str) -> list[Mention]:
-    """Of each package the one mention, or all of which one holds."""
+    """One mention for each package: the only one, or one that says which versions are possible."""
     several: dict[str, list[Mention]] = {}
     for mention in mentions:
         several.setdefault(mention.package, []).append(mention)
@@ -159,7 +160,7 @@ def _one_of(mentions: list[Mention], source: str) -> Mention:
 
 
 def _either_text(texts: Iterable[str]) -> str:
-    """Each of the versions that some texts name, once; that it may be missing at the end."""
+    """The versions that some texts name, each once; that the package may be missing comes last."""
     parts = dict.fromkeys(part for text in texts for part in text.split(_OR))
     last = [part for part in (_MISSING, "any version") if part in parts]
     return _OR.join([*(part for part in parts if part not in last), *last])
@@ -178,14 +179,14 @@ def _spec(
     texts: dict[str, str] = {}
     noted: dict[str, str] = {}
     for package in ORDER:
-        found = [stack[package] for stack in stacks if package in stack]
+        present = [stack[package] for stack in stacks if package in stack]
         union = either(stack[package].versions if package in stack else rest[package] for stack in stacks)
         versions[package] = None if union == ABSENT else union
-        if found:
-            missing = [] if len(found) == len(stacks) else [_MISSING if complete else "any version"]
-            texts[package] = _either_text([*(mention.text for mention in found), *missing])
-            told = dict.fromkeys(mention.note for mention in found if mention.note)
-            if len({mention.text for mention in found}) > 1 or len(found) < len(stacks):
+        if present:
+            missing = [] if len(present) == len(stacks) else [_MISSING if complete else "any version"]
+            texts[package] = _either_text([*(mention.text for mention in present), *missing])
+            told = dict.fromkeys(mention.note for mention in present if mention.note)
+            if len({mention.text for mention in present}) > 1 or len(present) < len(stacks):
                 told = {**dict.fromkeys([_told(package, mentions, source)]), **told}
             noted[package] = "; ".join(told)
     boxes = {
@@ -197,7 +198,7 @@ def _spec(
 
 
 def _told(package: str, mentions: Sequence[Mention], source: str) -> str:
-    """``uv.lock: torch is 2.6.0 where sys_platform == 'darwin', 2.9.1 elsewhere; all of these are considered``."""
+    """``uv.lock: torch is 2.6.0 where sys_platform == 'darwin', 2.9.1 elsewhere; each of these is considered``."""
     where: dict[str, dict[str, None]] = {}
     for mention in mentions:
         if mention.package == package:
@@ -207,27 +208,29 @@ def _told(package: str, mentions: Sequence[Mention], source: str) -> str:
 
 
 def _loose(mentions: Sequence[Mention], source: str, lock: bool, complete: bool, notes: Sequence[str]) -> StackSpec:
-    """The same where nobody knows which markers hold together."""
+    """The stack, if it is not known which markers can hold together."""
     if lock:
-        sometimes = {mention.package for mention in mentions} - {each.package for each in mentions if not each.marker}
+        sometimes = {mention.package for mention in mentions} - {
+            mention.package for mention in mentions if not mention.marker
+        }
         sometimes -= {"trl"}
         those = [
             dataclasses.replace(
-                each, versions=each.versions | ABSENT, text=_either_text([each.text, _MISSING]), pinned=False
+                mention, versions=mention.versions | ABSENT, text=_either_text([mention.text, _MISSING]), pinned=False
             )
-            if each.package in sometimes
-            else each
-            for each in _one_each(mentions, source)
+            if mention.package in sometimes
+            else mention
+            for mention in _one_each(mentions, source)
         ]
         return of_mentions(those, source, complete=complete, ignored=notes)
     always = {mention.package for mention in mentions if not mention.marker}
     those = [
-        dataclasses.replace(each, versions=ABSENT | ALL if complete else ALL, text="any version", pinned=False)
-        for each in mentions
-        if each.marker and each.package not in always
+        dataclasses.replace(mention, versions=ABSENT | ALL if complete else ALL, text="any version", pinned=False)
+        for mention in mentions
+        if mention.marker and mention.package not in always
     ]
     return of_mentions(
-        [*(each for each in mentions if not each.marker), *those], source, complete=complete, ignored=notes
+        [*(mention for mention in mentions if not mention.marker), *those], source, complete=complete, ignored=notes
     )
 
 

@@ -61,15 +61,17 @@ def considered_strategies(names: Sequence[str], spec: StackSpec, trainer: str = 
 
 
 def absent_strategy(name: str, versions: Mapping[str, Range | None], trainer: str = "") -> AbsentStrategy | None:
-    """Why a stack has no such strategy; ``None`` where it has, or where that is not certain.
+    """Why a stack does not have a strategy; ``None`` if it has, or if that is not certain.
 
     Args:
         name: of the strategy, without a variant.
-        versions: of the stack, by package; what is not there may be any.
-        trainer: the one that is asked about; empty: only what every trainer lacks counts.
+        versions: of the stack, by package; a package that is not among them may have any version.
+        trainer: the one that is asked about; empty: only strategies that every trainer lacks count.
     """
-    found = (each for each in existence.STRATEGIES if each.concerns(name, trainer) and each.is_certain(versions))
-    return next(found, None)
+    absences = (
+        absence for absence in existence.STRATEGIES if absence.concerns(name, trainer) and absence.is_certain(versions)
+    )
+    return next(absences, None)
 
 
 def partly_absent_strategies(
@@ -79,10 +81,13 @@ def partly_absent_strategies(
 
     Args:
         name: of the strategy, without a variant.
-        versions: of the stack, by package; what is not there may be any, ``None``: it is not installed.
-        trainer: the one that is asked about; empty: only what every trainer lacks counts.
+        versions: of the stack, by package; a package that is not among them may have any version, one with ``None`` is
+            not installed.
+        trainer: the one that is asked about; empty: only strategies that every trainer lacks count.
     """
-    return tuple(each for each in existence.STRATEGIES if each.concerns(name, trainer) and each.is_possible(versions))
+    return tuple(
+        absence for absence in existence.STRATEGIES if absence.concerns(name, trainer) and absence.is_possible(versions)
+    )
 
 
 def partly_absent(names: Sequence[str], spec: StackSpec, trainer: str = "") -> tuple[str, ...]:
@@ -106,13 +111,13 @@ def summary(number: int, unjudged: int = 0, names: str = "", *, measured: bool =
     """``2 known issues affect this stack: a, b; 3 more cannot be judged``.
 
     Args:
-        measured: whether cells have the stack's releases; else that none affects it is predicted.
+        measured: whether cells have the stack's releases; otherwise, that none affects it is only a prediction.
     """
     if number == 0:
         if measured and not unjudged:
             return "no known issue affects this stack"
-        found = "no known issue is predicted to affect this stack"
-        return f"{found}, but {unjudged} cannot be judged" if unjudged else found
-    found = "1 known issue affects this stack" if number == 1 else f"{number} known issues affect this stack"
-    found += f": {names}" if names else ""
-    return f"{found}; {unjudged} more cannot be judged" if unjudged else found
+        text = "no known issue is predicted to affect this stack"
+        return f"{text}, but {unjudged} cannot be judged" if unjudged else text
+    text = "1 known issue affects this stack" if number == 1 else f"{number} known issues affect this stack"
+    text += f": {names}" if names else ""
+    return f"{text}; {unjudged} more cannot be judged" if unjudged else text

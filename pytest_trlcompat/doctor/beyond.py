@@ -1,6 +1,6 @@
 """How a stack lies beyond what was measured: its torch, its Python, and releases that no cell has.
 
-About these everything is predicted from others. Imports no package of the stack.
+What the doctor says about such a stack is predicted from other releases.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # pytest's header asks for torch alone, and imports neither t
 __all__ = ["describe", "other_python", "other_torch", "torch_of_same_pins", "unmeasured_releases"]
 
 _TOGETHER = ("trl", "transformers")
-_OWN = re.compile(r"-py(\d+\.\d+)$")
+_PYTHON_OF_CELL = re.compile(r"-py(\d+\.\d+)$")
 """What the name of a cell ends with that has another Python than most."""
 
 
@@ -32,16 +32,16 @@ def other_torch(spec: StackSpec, measured: Iterable[str]) -> str:
     Args:
         measured: releases of torch.
     """
-    wanted = spec.versions.get("torch")
+    versions = spec.versions.get("torch")
     releases = sorted(set(map(Version, measured)))
-    if wanted is None or not releases:
+    if versions is None or not releases:
         return ""
     minors = list(map(minor_release, releases))
     named = str(releases[0]) if len(releases) == 1 else f"{', '.join(map(str, releases[:-1]))} and {releases[-1]}"
-    if not any(wanted.meets(minor) for minor in minors):
+    if not any(versions.meets(minor) for minor in minors):
         return f"measured with torch {named}, yours is {spec.texts.get('torch', '')}"
     # Of the versions of a lock's forks each may be the one that is installed.
-    forks = [Range((interval,)).version for interval in wanted.intervals]
+    forks = [Range((interval,)).version for interval in versions.intervals]
     others = [fork for fork in forks if fork is not None and not any(minor.covers(at(str(fork))) for minor in minors)]
     return f"measured with torch {named}, not with {' or '.join(map(str, others))}" if others else ""
 
@@ -53,7 +53,7 @@ def torch_of_same_pins(neighbours: Neighbours) -> str:
     same = neighbours.here(_TOGETHER)
     torches = [text for text, cells in neighbours.measured.having("torch").items() if text and cells & same]
     differs = other_torch(neighbours.spec, torches)
-    return differs and f"{' with '.join(f'{each} {neighbours.pinned[each]}' for each in _TOGETHER)}: {differs}"
+    return differs and f"{' with '.join(f'{package} {neighbours.pinned[package]}' for package in _TOGETHER)}: {differs}"
 
 
 def other_python(spec: StackSpec, cells: Iterable[str]) -> str:
@@ -64,9 +64,9 @@ def other_python(spec: StackSpec, cells: Iterable[str]) -> str:
     """
     if not spec.python:
         return ""
-    own = [_OWN.search(cell) for cell in cells]
-    measured = {_number(found[1]) for found in own if found}
-    if None in own:
+    suffixes = [_PYTHON_OF_CELL.search(cell) for cell in cells]
+    measured = {_number(suffix[1]) for suffix in suffixes if suffix}
+    if None in suffixes:
         measured.add(_number(_usual_python()))
     if not measured or min(measured) <= _number(spec.python) <= max(measured):
         return ""
@@ -90,27 +90,27 @@ def _usual_python() -> str:
 
 
 def unmeasured_releases(neighbours: Neighbours, packages: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Packages of which no cell has the stack's version, or one of its range, each with the measured ones around it.
+    """Packages whose version in the stack no cell has, each with the measured releases before and after it.
 
-    If each of TRL and Transformers was measured, but no cell has both: the key is ``trl and transformers``, with no
-    releases.
+    If the stack's TRL and its Transformers were both measured, but in no cell together, the key is ``trl and
+    transformers``, with no releases.
 
     Args:
-        packages: those that matter. Torch is not among the answers: of it the doctor compares minor releases.
+        packages: those that matter. Torch is never in the answer, because the doctor compares only its minor releases.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    around: dict[str, tuple[str, ...]] = {}
     for package in ORDER:
         if package not in packages or package == "torch":
             continue
-        wanted = neighbours.spec.versions.get(package)
-        if wanted is None or wanted.covers(ALL) or neighbours.at(package):
+        versions = neighbours.spec.versions.get(package)
+        if versions is None or versions.covers(ALL) or neighbours.at(package):
             continue
         measured = sorted(filter(None, neighbours.measured.having(package)), key=Version)
-        found[package] = _around(neighbours.pinned.get(package), measured)
-    together = [package for package in _TOGETHER if package in neighbours.pinned and package not in found]
+        around[package] = _around(neighbours.pinned.get(package), measured)
+    together = [package for package in _TOGETHER if package in neighbours.pinned and package not in around]
     if len(together) == len(_TOGETHER) and not neighbours.here(together):
-        found[" and ".join(_TOGETHER)] = ()
-    return found
+        around[" and ".join(_TOGETHER)] = ()
+    return around
 
 
 def _around(version: Version | None, measured: Sequence[str]) -> tuple[str, ...]:
@@ -122,14 +122,14 @@ def _around(version: Version | None, measured: Sequence[str]) -> tuple[str, ...]
     return (*before[-1:], *after[:1])
 
 
-def describe(found: Mapping[str, Sequence[str]], texts: Mapping[str, str]) -> str:
+def describe(unmeasured: Mapping[str, Sequence[str]], texts: Mapping[str, str]) -> str:
     """``trl 0.22.1 (nearest: 0.21.0, 0.22.2), trl 0.15.2 with transformers 5.1.0``; empty if all were measured.
 
     Args:
         texts: what was said about each package.
     """
     parts = []
-    for key, around in found.items():
+    for key, nearest in unmeasured.items():
         stack = " with ".join(f"{package} {texts.get(package, '')}" for package in key.split(" and "))
-        parts.append(stack + (f" (nearest: {', '.join(around)})" if around else ""))
+        parts.append(stack + (f" (nearest: {', '.join(nearest)})" if nearest else ""))
     return ", ".join(parts)

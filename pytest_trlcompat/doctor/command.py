@@ -1,4 +1,4 @@
-"""``trlcompat doctor``: its arguments, its output and its exit status. Imports no package of the stack."""
+"""``trlcompat doctor``: its arguments, its output and its exit status."""
 
 from __future__ import annotations
 

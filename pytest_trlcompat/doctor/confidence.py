@@ -1,7 +1,4 @@
-"""How well measurements support an answer: by cells with the stack's versions, on both sides of them, or elsewhere.
-
-Imports no package of the stack.
-"""
+"""How well measurements support an answer: by cells with the stack's versions, on both sides of them, or elsewhere."""
 
 from __future__ import annotations
 

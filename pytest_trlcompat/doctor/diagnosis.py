@@ -1,7 +1,4 @@
-"""The diagnosis of a stack: which known issues affect it, under which strategies, and which pins are ``ok``.
-
-Imports no package of the stack.
-"""
+"""The diagnosis of a stack: which known issues affect it, under which strategies, and which pins are ``ok``."""
 
 from __future__ import annotations
 
@@ -61,7 +58,7 @@ class Diagnosis:
         strategies: those that were considered.
         issues: those that affect the stack, the worst first, then those that cannot be judged.
         clear: ids of the issues that do not affect the stack.
-        unpredicted: ids of those of them for which the catalogue makes no prediction about this stack for who asks.
+        unpredicted: ids of those in ``clear`` about which the catalogue makes no prediction for this stack and trainer.
         nearest: the measured cell nearest to the stack.
         pins: the nearest measured cells that are ``ok``: with the stack's own trl for some strategies, and for all.
         fewest: if no cell is ``ok`` for all strategies, the nearest of those with the fewest issues, if these are fewer
@@ -148,8 +145,8 @@ class Diagnosis:
 
     def remedy(self, applicable: ApplicableIssue) -> str:
         """What to do about an issue with this stack, under the strategies under which it is a problem by itself."""
-        own = [effect for effect in applicable.effects if effect.otherwise or not effect.blocked_by]
-        under = [label for effect in own or applicable.effects for label in effect.strategies]
+        unblocked = [effect for effect in applicable.effects if effect.otherwise or not effect.blocked_by]
+        under = [label for effect in unblocked or applicable.effects for label in effect.strategies]
         return remedies.remedy(
             applicable.issue,
             under,
@@ -168,7 +165,9 @@ class Diagnosis:
             return ()
         for effect in applicable.effects:
             for label in effect.strategies:
-                if self._shown.isdisjoint((effect.blocked_by, kind(label), each) for each in ("", effect.condition)):
+                if self._shown.isdisjoint(
+                    (effect.blocked_by, kind(label), condition) for condition in ("", effect.condition)
+                ):
                     return ()
         return tuple(sorted({effect.blocked_by for effect in applicable.effects}))
 
@@ -287,12 +286,12 @@ def diagnose(
         for name in clear
         if not _is_predicted(relevant[name], relevant[name].without_blockers(foreign), projection, considered)
     )
-    issues.sort(key=lambda each: min(SEVERITY.index(effect.verdict) for effect in each.effects))
+    issues.sort(key=lambda applicable: min(SEVERITY.index(effect.verdict) for effect in applicable.effects))
     scope = Scope(relevant, considered, neighbours, (trainer,) if trainer else trainers_in(spec, catalog), foreign)
     # Where a trainer's own suites were not run, that a cell is without known issues says too little.
     recommendable = not trainer or trainer in MEASURED
     pins = ok_pins(scope) if issues and recommendable else ()
-    ok_for_all = any(each.strategies == considered for each in pins)
+    ok_for_all = any(pin.strategies == considered for pin in pins)
     return Diagnosis(
         spec=spec,
         strategies=considered,
@@ -346,10 +345,10 @@ def _is_predicted(
 ) -> bool:
     """Whether some of an issue's predictions say a verdict for this stack, for any version of the packages not known.
 
-    Of an issue that needs a package which is not there it is predicted that it cannot show.
+    That an issue cannot show because a package is missing that it needs also counts as a prediction.
     """
     if not issue.can_show(projection.domain):
         return True
     relevant = issue.labels_among(considered)
-    found = (projection.regions(predictions, "upstream", label).predicted.values() for label in relevant)
-    return not relevant or any(prediction is not None for predicted in found for prediction in predicted)
+    by_label = (projection.regions(predictions, "upstream", label).predicted.values() for label in relevant)
+    return not relevant or any(prediction is not None for predicted in by_label for prediction in predicted)

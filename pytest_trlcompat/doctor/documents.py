@@ -11,11 +11,10 @@ from pytest_trlcompat.doctor.lists import read_listing
 from pytest_trlcompat.doctor.locks import looks_like_lock, read_lock
 from pytest_trlcompat.doctor.requirements import Listing
 from pytest_trlcompat.doctor.stack_spec import StackSpec, StackSpecError
+from pytest_trlcompat.stack import REQUIRED_BY_TRL
 
 __all__ = ["read_documents"]
 
-_REQUIRED_BY_TRL = {"trl", "transformers", "torch", "accelerate", "datasets"}
-"""A list of installed packages that has all of these describes a whole environment: what it lacks is not installed."""
 _STDIN = "standard input"
 
 
@@ -32,13 +31,13 @@ def read_documents(sources: Sequence[str], stdin: Callable[[int], bytes], asked:
     files = Files(stdin, sources)
     if len(sources) == 1:
         (source,) = sources
-        text = decoded(files.given(source), _where(source))
+        text = decoded(files.named_file(source), _where(source))
         if _is_lock(source) or looks_like_lock(text):
             return read_lock(text, _where(source), asked)
         return _of_lists({source: text}, files, asked)
     if any(_is_lock(source) for source in sources):
         raise StackSpecError(f"a lock cannot be combined with other files: {', '.join(sources)}; give one lock alone")
-    return _of_lists({source: decoded(files.given(source), _where(source)) for source in sources}, files, asked)
+    return _of_lists({source: decoded(files.named_file(source), _where(source)) for source in sources}, files, asked)
 
 
 def _is_lock(source: str) -> bool:
@@ -52,7 +51,8 @@ def _where(source: str) -> str:
 def _of_lists(texts: dict[str, str], files: Files, asked: Asked) -> StackSpec:
     listings = [_listing(source, text, files) for source, text in texts.items()]
     mentions = [mention for listing in listings for mention in listing.mentions]
-    whole = list(texts) == ["-"] and {mention.package for mention in mentions} >= _REQUIRED_BY_TRL
+    # A list of installed packages with all that TRL requires is that of a whole environment: what it lacks is absent.
+    whole = list(texts) == ["-"] and {mention.package for mention in mentions}.issuperset(REQUIRED_BY_TRL)
     return combine(
         mentions,
         ", ".join(map(_where, texts)),

@@ -1,7 +1,4 @@
-"""How a known issue shows with a stack: what is predicted or measured, under which strategies and conditions.
-
-Imports no package of the stack.
-"""
+"""How a known issue shows with a stack: what is predicted or measured, under which strategies and conditions."""
 
 from __future__ import annotations
 
@@ -57,24 +54,26 @@ def effects_of(
     Args:
         foreign: ids of the known issues that stop only others: what is predicted without these counts.
     """
-    found = projection.problems(issue, issue.without_blockers(foreign), considered)
-    effects = _predicted(issue, found, projection, neighbours) if found else []
+    problems = projection.problems(issue, issue.without_blockers(foreign), considered)
+    effects = _predicted(issue, problems, projection, neighbours) if problems else []
     only_measured = _only_measured(issue, neighbours, considered, effects)
     return tuple(_merged([*effects, *(effect for effect in only_measured if effect.blocked_by not in foreign)]))
 
 
 def _predicted(
     issue: KnownIssue,
-    found: Sequence[tuple[str, Prediction, Region]],
+    problems: Sequence[tuple[str, Prediction, Region]],
     projection: Projection,
     neighbours: Neighbours,
 ) -> list[Effect]:
-    measured = [label for label in sorted(neighbours.measured.verdicts(issue.id)) if label not in {f[0] for f in found}]
-    stopped = {label for label, prediction, _ in found if prediction.by}
-    otherwise = _otherwise(issue, projection, stopped, [prediction for _, prediction, _ in found]) if stopped else {}
+    measured = [
+        label for label in sorted(neighbours.measured.verdicts(issue.id)) if label not in {f[0] for f in problems}
+    ]
+    stopped = {label for label, prediction, _ in problems if prediction.by}
+    otherwise = _otherwise(issue, projection, stopped, [prediction for _, prediction, _ in problems]) if stopped else {}
     effects = []
-    for label, prediction, region in found:
-        alike = [other for other, same, _ in found if same is prediction and other != label]
+    for label, prediction, region in problems:
+        alike = [other for other, same, _ in problems if same is prediction and other != label]
         # A measured variant supports its strategy too, if the catalogue does not distinguish them.
         alike += [other for other in measured if prediction.concerns("upstream", other)]
         confidence = _confidence(
@@ -91,13 +90,13 @@ def _otherwise(
     issue: KnownIssue, projection: Projection, strategies: Collection[str], shown: Sequence[Prediction]
 ) -> dict[str, str]:
     """For strategies under which others stop an issue's suite, the problems predicted where they do not."""
-    found: dict[str, dict[str, None]] = {}
+    problems: dict[str, dict[str, None]] = {}
     rest = projection.problems(issue, issue.without_blockers(), sorted(strategies))
     for label, prediction, region in rest:
-        if label in strategies and not any(prediction is each for each in shown):
+        if label in strategies and not any(prediction is known for known in shown):
             only = "" if region.whole else f" with {region.describe()}"
-            found.setdefault(label, {})[f"{prediction.verdict}{only}: {prediction.why}"] = None
-    return {label: ", or ".join(texts) for label, texts in found.items()}
+            problems.setdefault(label, {})[f"{prediction.verdict}{only}: {prediction.why}"] = None
+    return {label: ", or ".join(texts) for label, texts in problems.items()}
 
 
 def _only_measured(
@@ -120,12 +119,14 @@ def _only_measured(
         # Where it fits, a search found other known issues there, which are said by themselves.
         if Verdict(name).is_problem and (shown := cells & here & ~measured.fitting(issue.id, label))
     ]
-    found: dict[str, Effect] = {}
+    effects: dict[str, Effect] = {}
     for number in neighbours.nearest_first(functools.reduce(operator.or_, (cells for *_, cells in problems), 0)):
         for label, verdict, cells in problems:
-            if label in found or not cells >> number & 1:
+            if label in effects or not cells >> number & 1:
                 continue
-            prediction = next((one for one, those in measured.predicted(issue, label) if those >> number & 1), None)
+            prediction = next(
+                (candidate for candidate, those in measured.predicted(issue, label) if those >> number & 1), None
+            )
             why, by, otherwise = _UNPREDICTED, "", ""
             if prediction and measured.gave(issue.id, label, prediction.verdict, prediction.by) >> number & 1:
                 verdict, why, by = prediction.verdict, prediction.why, prediction.by
@@ -133,13 +134,13 @@ def _only_measured(
             # An equal effect is known already, by the name of the variant's strategy.
             if not any(effect.why == why and effect.verdict is verdict for effect in predicted):
                 confidence = _confidence(issue, (label,), verdict, neighbours, by=by)
-                found[label] = Effect((label,), verdict, "", why, confidence, by, otherwise)
-    return list(found.values())
+                effects[label] = Effect((label,), verdict, "", why, confidence, by, otherwise)
+    return list(effects.values())
 
 
 def _beneath(issue: KnownIssue, label: str, versions: Mapping[str, str]) -> str:
     """The problem that is predicted for a cell where no other known issue stops the suite; empty if none is."""
-    rest = (one for one in issue.without_blockers() if one.applies("upstream", label, versions))
+    rest = (prediction for prediction in issue.without_blockers() if prediction.applies("upstream", label, versions))
     prediction = next(rest, None)
     return f"{prediction.verdict}: {prediction.why}" if prediction is not None and prediction.verdict.is_problem else ""
 
@@ -159,8 +160,9 @@ def _confidence(
         strategies: the requested one, then others for which the catalogue predicts the same; the cells of the first
             that has any are used.
         region: the versions for which the verdict is predicted; a cell outside them does not support it.
-        by: of ``blocked`` the known issue that is predicted to stop the test; another one does not support it.
-        prediction: that gives the verdict; a cell for which another one does has it for another reason.
+        by: if the verdict is ``blocked``, the known issue that is predicted to stop the test; a cell in which another
+            issue stops it does not support the verdict.
+        prediction: the one that gives the verdict; a cell that has it by another prediction has another reason.
     """
     measured = neighbours.measured
     for label in strategies:
@@ -168,7 +170,9 @@ def _confidence(
         if cells:
             inside = cells
             if prediction is not None:
-                inside &= next((those for one, those in measured.predicted(issue, label) if one is prediction), 0)
+                inside &= next(
+                    (those for candidate, those in measured.predicted(issue, label) if candidate is prediction), 0
+                )
             if region is not None and region.axes:
                 inside = sum(
                     1 << number
@@ -227,13 +231,13 @@ def _merged(effects: Iterable[Effect]) -> list[Effect]:
         cause = (effect.verdict, effect.blocked_by, effect.otherwise, effect.condition, effect.why)
         key = (*cause, confidence.level, confidence.cells, confidence.cause_predicted)
         alike.setdefault(key, []).append(effect)
-    found = []
+    merged = []
     for same in alike.values():
         strategies = tuple(label for effect in same for label in effect.strategies)
         # If one of them rests on another strategy's measurement, name that strategy.
         confidence = next((effect.confidence for effect in same if effect.confidence.strategy), same[0].confidence)
-        found.append(dataclasses.replace(same[0], strategies=strategies, confidence=confidence))
-    return found
+        merged.append(dataclasses.replace(same[0], strategies=strategies, confidence=confidence))
+    return merged
 
 
 def uncured(issue: KnownIssue, projection: Projection, effects: Sequence[Effect]) -> str:

@@ -1,8 +1,8 @@
 """Reading what a person gives to the doctor, and what that includes, within limits.
 
 A file may be a stranger's: it is read whole, at most once, if it is a regular file of a sensible size, and it includes
-files only of its own folder or below it. Of its text nothing is repeated in a message that is not a requirement, since
-what was given by mistake may hold a secret. Imports no package of the stack.
+files only from its own folder or below it. Messages repeat nothing of its text but requirements, since a file that was
+named by mistake may hold a secret.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Files:
     _seen: set[Path] = field(default_factory=set)
     _open: list[Path] = field(default_factory=list)
 
-    def given(self, source: str) -> bytes:
+    def named_file(self, source: str) -> bytes:
         """What the command line names, ``-`` for standard input.
 
         Raises:

@@ -1,7 +1,7 @@
 """Reading requirements files and the output of ``pip freeze``.
 
 What pip accepts is accepted: comments, continued lines, hashes, markers, ``-r`` and ``-c``, editables, URLs, byte order
-marks. Only the packages of the stack are looked at. Imports only the standard library and ``packaging``.
+marks. Only the packages of the stack are looked at.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def _include(path: str, location: str, file: Path | None, listing: Listing, file
         raise StackSpecError(f"{location}: {displayed(path)} is not fetched; download it and include the file")
     if file is None:
         raise StackSpecError(f"{location}: a list from standard input cannot include {path}; give it as a file with -r")
-    found, data = files.included(path, location)
+    included, data = files.included(path, location)
     if data is not None:
-        _read(decoded(data, f"{location}: {path}"), path, found, listing, files)
+        _read(decoded(data, f"{location}: {path}"), path, included, listing, files)
 
 
 def _editable(what: str, above: tuple[str, str] | None, location: str, listing: Listing) -> None:

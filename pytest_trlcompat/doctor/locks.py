@@ -1,7 +1,5 @@
 """Reading ``uv.lock``, ``pylock.toml`` (:pep:`751`), ``poetry.lock`` and ``Pipfile.lock``.
 
-Imports no package of the stack.
-
 A lock may hold a package several times, for several platforms or Pythons. All of them are kept, each with its marker;
 see :mod:`pytest_trlcompat.doctor.alternatives`. A package that a lock holds for an extra, a group or some environments
 alone may be installed or not, and both are considered.
@@ -20,7 +18,7 @@ from pytest_trlcompat.catalog.ranges import ABSENT, ALL
 from pytest_trlcompat.doctor.alternatives import Asked, combine
 from pytest_trlcompat.doctor.sources import displayed
 from pytest_trlcompat.doctor.stack_spec import Mention, StackSpec, StackSpecError
-from pytest_trlcompat.stack import PACKAGES, package_of
+from pytest_trlcompat.stack import PACKAGES, REQUIRED_BY_TRL, package_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,8 +32,6 @@ _BEGINNING = re.compile(
 )
 _DEEP_KEY = re.compile(r"(?<![\w\"'-])(?:[\w\"'-]+[ \t]*\.[ \t]*){50}")
 _POSITION = re.compile(r"\(at [^()]*\)")
-_REQUIRED_BY_TRL = ("trl", "transformers", "torch", "accelerate", "datasets")
-"""Where trl is installed, these are."""
 _MOST = 1000
 """Entries of one package."""
 
@@ -43,15 +39,15 @@ Table = Mapping[str, Any]
 
 
 def looks_like_lock(text: str) -> bool:
-    """Whether what came without a name is a lock, and no list of requirements."""
+    """Whether a text without a file name is a lock rather than a list of requirements."""
     return _BEGINNING.match(text) is not None
 
 
 def read_lock(text: str, where: str, asked: Asked) -> StackSpec:
-    """Read a lock; its keys say of which kind it is.
+    """Read a lock; its keys say which kind it is.
 
     Raises:
-        StackSpecError: it is of none, or damaged.
+        StackSpecError: it is of no known kind, or damaged.
     """
     document = _document(text, where)
     requires = ""
@@ -85,45 +81,49 @@ def read_lock(text: str, where: str, asked: Asked) -> StackSpec:
 
 
 def _document(text: str, where: str) -> dict[str, Any]:
-    """The keys of a lock. Nothing of what is not valid is repeated: it may be another file, with secrets."""
+    """The keys of a lock. A message repeats nothing of an invalid one: it may be another file, with secrets."""
     is_json = text.lstrip("\ufeff \t\r\n").startswith("{")
     if not is_json and _DEEP_KEY.search(text):
         raise StackSpecError(f"{where}: a key has more than 50 parts; no lock has")
     try:
-        found = json.loads(text) if is_json else tomllib.loads(text.removeprefix("\ufeff").replace("\r\n", "\n"))
+        document = json.loads(text) if is_json else tomllib.loads(text.removeprefix("\ufeff").replace("\r\n", "\n"))
     except RecursionError as error:
         raise StackSpecError(f"{where}: nested too deeply for a lock") from error
     except ValueError as error:
         position = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else _position(str(error))
         raise StackSpecError(f"{where}: not valid {'JSON' if is_json else 'TOML'}: {position}") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise _damaged(where)
-    return found
+    return document
 
 
 def _position(message: str) -> str:
-    found = _POSITION.search(message)
-    return found[0] if found else "a value cannot be read"
+    position = _POSITION.search(message)
+    return position[0] if position else "a value cannot be read"
 
 
 def _expect(table: Table, key: str, versions: Sequence[str], kind: str, where: str) -> None:
-    """
+    """Check the version of a lock's format.
+
     Args:
-        versions: those that are understood; one that ends with a dot, with all that begin so.
+        versions: those that are understood; one that ends with a dot stands for all that begin with it.
+
+    Raises:
+        StackSpecError: the lock has another one.
     """
-    found = str(table[key])[:20]
-    if not any(found == each or (each.endswith(".") and found.startswith(each)) for each in versions):
-        expected = " or ".join(f"{each}x" if each.endswith(".") else each for each in versions)
-        raise StackSpecError(f"{where}: {key} {expected} of {kind} was expected, {found} was found")
+    version = str(table[key])[:20]
+    if not any(version == known or (known.endswith(".") and version.startswith(known)) for known in versions):
+        expected = " or ".join(f"{known}x" if known.endswith(".") else known for known in versions)
+        raise StackSpecError(f"{where}: {key} {expected} of {kind} was expected, {version} was found")
 
 
-def _entries(found: object, where: str) -> list[Table]:
-    if not isinstance(found, list):
+def _entries(entries: object, where: str) -> list[Table]:
+    if not isinstance(entries, list):
         raise _damaged(where)
-    for entry in found:
+    for entry in entries:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
             raise StackSpecError(f"{where}: a package has no name; the lock is damaged, create it again")
-    return found
+    return entries
 
 
 def _of_stack(entries: Iterable[Table]) -> Iterator[Table]:
@@ -137,16 +137,16 @@ def _mention(entry: Table, where: str, marker: str = "", sometimes: bool = False
     """
     name = package_of(entry["name"])
     if isinstance(entry.get("version"), str | int | float):
-        found = Mention.of_version(name, str(entry["version"]), where)
+        mention = Mention.of_version(name, str(entry["version"]), where)
     else:
         source = next((entry[key] for key in ("source", "vcs", "directory", "archive") if key in entry), None)
         text = f"from {_shown(source)}"
         note = f"{where}: the version of {name} is not known ({text})"
-        found = Mention(name, text, ALL, where, note=note)
-    if sometimes and name not in _REQUIRED_BY_TRL:
-        text = f"{found.text} or not installed"
-        found = dataclasses.replace(found, text=text, versions=found.versions | ABSENT, pinned=False)
-    return dataclasses.replace(found, marker=marker)
+        mention = Mention(name, text, ALL, where, note=note)
+    if sometimes and name not in REQUIRED_BY_TRL:
+        text = f"{mention.text} or not installed"
+        mention = dataclasses.replace(mention, text=text, versions=mention.versions | ABSENT, pinned=False)
+    return dataclasses.replace(mention, marker=marker)
 
 
 def _shown(source: object) -> str:
@@ -182,9 +182,9 @@ def _certain_in_uv(entries: Sequence[Table], where: str) -> set[str]:
         if isinstance(source, Mapping) and {"editable", "virtual", "directory"} & source.keys():
             reached.add(name)
         needed.setdefault(name, set()).update(
-            package_of(_text(each.get("name"), where))
-            for each in (_table(each, where) for each in _list(entry.get("dependencies", []), where))
-            if "marker" not in each
+            package_of(_text(dependency.get("name"), where))
+            for dependency in (_table(dependency, where) for dependency in _list(entry.get("dependencies", []), where))
+            if "marker" not in dependency
         )
     left = list(reached)
     while left:
@@ -195,12 +195,12 @@ def _certain_in_uv(entries: Sequence[Table], where: str) -> set[str]:
 
 
 def _of_poetry(entries: Sequence[Table], where: str) -> Iterator[Mention]:
-    """Since lock-version 2.1 an entry has its markers; before, only whoever asks for it has."""
+    """Since lock-version 2.1 an entry has its own markers; before, only the entries that depend on it have them."""
     asked_for = set()
     for entry in entries:
-        for name, wanted in _table(entry.get("dependencies", {}), where).items():
-            plain = isinstance(wanted, str) or (
-                isinstance(wanted, Mapping) and not {"markers", "optional"} & wanted.keys()
+        for name, requirement in _table(entry.get("dependencies", {}), where).items():
+            plain = isinstance(requirement, str) or (
+                isinstance(requirement, Mapping) and not {"markers", "optional"} & requirement.keys()
             )
             if not plain:
                 asked_for.add(package_of(name))
@@ -235,24 +235,24 @@ def _of_pipenv(document: Table, where: str) -> Iterator[Mention]:
             yield _mention(entry, where, _text(entry.get("markers", ""), where), sometimes and name not in default)
 
 
-def _text(found: object, where: str) -> str:
-    if not isinstance(found, str):
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str):
         raise _damaged(where)
-    return found
+    return value
 
 
-def _list(found: object, where: str) -> list[Any]:
-    if not isinstance(found, list):
+def _list(value: object, where: str) -> list[Any]:
+    if not isinstance(value, list):
         raise _damaged(where)
-    return found
+    return value
 
 
-def _table(found: object, where: str) -> Table:
-    if found is None:
+def _table(value: object, where: str) -> Table:
+    if value is None:
         return {}
-    if not isinstance(found, Mapping):
+    if not isinstance(value, Mapping):
         raise _damaged(where)
-    return found
+    return value
 
 
 def _damaged(where: str) -> StackSpecError:

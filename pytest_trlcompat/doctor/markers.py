@@ -1,9 +1,9 @@
 """Where the environment markers of a lock or a list hold: on which Pythons, platforms and machines, together.
 
 The doctor is asked about other machines than its own, so no marker is judged by the interpreter that runs it. Instead
-all environments are listed that the markers of one file tell apart, and of each marker it is known in which of them it
-holds. ``packaging`` evaluates the comparisons; that they can be combined to any depth, and that an extra may be asked
-for or not, is the work of this module. Imports no package of the stack.
+this module lists all environments that the markers of one file tell apart, and in which of them each marker holds.
+``packaging`` evaluates the comparisons; this module combines them, to any depth, and considers each extra both as
+asked for and as not.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Environments:
         for marker in markers:
             if marker not in self._read:
                 self._read[marker] = _postfix(marker)
-        atoms = dict.fromkeys(each for read in self._read.values() for each in read if isinstance(each, _Atom))
+        atoms = dict.fromkeys(token for read in self._read.values() for token in read if isinstance(token, _Atom))
         if len(atoms) > _MOST_COMPARISONS:
             raise TooManyError
         grouped: dict[str, list[_Atom]] = {}
@@ -141,26 +141,26 @@ class Environments:
             here = [number // stride % len(alike) for number in range(self.number)]
             for column, atom in enumerate(those):
                 # Of what is free, all comparisons with the same text are one.
-                truth = [each[0] != atom.negated if atom.free else each[column] for each in alike]
+                truth = [truths[0] != atom.negated if atom.free else truths[column] for truths in alike]
                 self._where[atom] = sum(1 << number for number, value in enumerate(here) if truth[value])
 
     def where(self, marker: str) -> int:
         """The set of environments in which one of the markers holds; in all, if it is empty."""
         stack: list[int] = []
-        for each in self._read[marker]:
-            if isinstance(each, _Atom):
-                stack.append(self._where[each])
+        for token in self._read[marker]:
+            if isinstance(token, _Atom):
+                stack.append(self._where[token])
             else:
                 last, first = stack.pop(), stack.pop()
-                stack.append(first & last if each == "and" else first | last)
+                stack.append(first & last if token == "and" else first | last)
         return stack[0] if stack else self.every
 
 
 def _postfix(marker: str) -> list[_Atom | str]:
-    """Comparisons, and behind each two what joins them: nothing is called for a parenthesis, however deep."""
+    """A marker in postfix notation, by a loop and a stack: recursion would fail on deeply nested parentheses."""
     if len(marker) > _LONGEST:
         raise TooManyError
-    found: list[_Atom | str] = []
+    postfix: list[_Atom | str] = []
     waiting: list[str] = []
     expected = True  # a comparison, not what follows one
     tokens = _tokens(marker)
@@ -169,28 +169,28 @@ def _postfix(marker: str) -> list[_Atom | str]:
             (second, operator), (third, right) = next(tokens, ("", "")), next(tokens, ("", ""))
             if second != "operator" or third not in ("name", "text") or kind == third:
                 raise MarkerError(marker)
-            found.append(_atom(text, " ".join(operator.split()), right, marker))
+            postfix.append(_atom(text, " ".join(operator.split()), right, marker))
             expected = False
         elif expected and text == "(":
             waiting.append(text)
         elif not expected and text == ")":
             while waiting and waiting[-1] != "(":
-                found.append(waiting.pop())
+                postfix.append(waiting.pop())
             if not waiting:
                 raise MarkerError(marker)
             waiting.pop()
         elif not expected and kind == "word":
             while waiting and waiting[-1] == "and":  # binds more closely
-                found.append(waiting.pop())
+                postfix.append(waiting.pop())
             if text == "or" and waiting and waiting[-1] == "or":
-                found.append(waiting.pop())
+                postfix.append(waiting.pop())
             waiting.append(text)
             expected = True
         else:
             raise MarkerError(marker)
-    if (expected and (found or waiting)) or "(" in waiting:
+    if (expected and (postfix or waiting)) or "(" in waiting:
         raise MarkerError(marker)
-    return [*found, *reversed(waiting)]
+    return [*postfix, *reversed(waiting)]
 
 
 def _tokens(marker: str) -> Iterator[tuple[str, str]]:
@@ -223,7 +223,7 @@ def _atom(left: str, operator: str, right: str, marker: str) -> _Atom:
 
 
 def _told_apart(atoms: Sequence[_Atom], samples: Sequence[Mapping[str, str]]) -> list[tuple[bool, ...]]:
-    """For values of a variable which comparisons hold; values that all comparisons treat alike are one."""
+    """Which comparisons hold for each value of a variable; values that all comparisons treat alike are merged."""
     if len(samples) * len(atoms) > _COMPARISONS:
         raise TooManyError
     columns = []
@@ -258,15 +258,15 @@ def _pythons(atoms: Iterable[_Atom], python: str, requires_python: str) -> list[
             )
         }
     if python:
-        wanted = SpecifierSet(f"=={python}.*")
+        supported = SpecifierSet(f"=={python}.*")
     else:
-        wanted = _specifiers(requires_python) & SpecifierSet(f">={_OLDEST_PYTHON},<{_BEYOND_PYTHON}")
+        supported = _specifiers(requires_python) & SpecifierSet(f">={_OLDEST_PYTHON},<{_BEYOND_PYTHON}")
     return [
         {
-            "python_version": f"{each.major}.{each.minor}",
-            "python_full_version": f"{each.major}.{each.minor}.{each.micro}",
+            "python_version": f"{release.major}.{release.minor}",
+            "python_full_version": f"{release.major}.{release.minor}.{release.micro}",
         }
-        for each in sorted(wanted.filter(near)) or [Version(python or _USUAL_PYTHON)]
+        for release in sorted(supported.filter(near)) or [Version(python or _USUAL_PYTHON)]
     ]
 
 
@@ -278,11 +278,11 @@ def _specifiers(text: str) -> SpecifierSet:
 
 
 def _platforms(atoms: Sequence[_Atom], platform: str) -> list[dict[str, str]]:
-    """The platforms that are known, and all that the comparisons may name beside them."""
+    """The known platforms, and all others that the comparisons may name."""
     if platform:
         return [PLATFORMS[platform]]
     names = PLATFORMS["linux"]
-    known = {value for each in PLATFORMS.values() for value in each.values()}
+    known = {value for variables in PLATFORMS.values() for value in variables.values()}
     named = {
         name: [word for word in _words(a.literal for a in atoms if a.name == name) if word not in known]
         for name in names

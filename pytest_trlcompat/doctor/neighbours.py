@@ -1,7 +1,4 @@
-"""A stack among the measured cells: which of them have its versions, which are older or newer, and which is nearest.
-
-Imports no package of the stack.
-"""
+"""A stack among the measured cells: which of them have its versions, which are older or newer, and which is nearest."""
 
 from __future__ import annotations
 
@@ -60,10 +57,12 @@ class Neighbours:
     def at(self, package: str) -> CellSet:
         """The cells that have the stack's version of a package; where it is not installed, those without it."""
         if package not in self._at:
-            wanted = self.spec.versions.get(package)
+            versions = self.spec.versions.get(package)
             sets = self.measured.having(package)
             self._at[package] = (
-                sets.get("", 0) if wanted is None else self.measured.where(package, lambda here: wanted.covers(here))
+                sets.get("", 0)
+                if versions is None
+                else self.measured.where(package, lambda here: versions.covers(here))
             )
         return self._at[package]
 
@@ -82,15 +81,15 @@ class Neighbours:
     @functools.cached_property
     def with_same_torch(self) -> CellSet:
         """The cells with the stack's minor release of torch, or where either is unknown."""
-        wanted = self.spec.versions.get("torch")
-        if wanted is None:
+        versions = self.spec.versions.get("torch")
+        if versions is None:
             return self.measured.every
         sets = self.measured.having("torch").items()
-        return sum(cells for text, cells in sets if not text or wanted.meets(minor_release(_public(text))))
+        return sum(cells for text, cells in sets if not text or versions.meets(minor_release(_public(text))))
 
     @functools.cached_property
     def with_same_packages(self) -> CellSet:
-        """The cells with none of the packages that most stacks do not have, but those that this one has."""
+        """The cells that have no optional package that this stack does not have."""
         cells = self.measured.every
         for package in OPTIONAL:
             if self.spec.versions.get(package) is None:
@@ -113,7 +112,7 @@ class Neighbours:
                 beyond &= ~older if older >> far & 1 else ~newer if newer >> far & 1 else -1
             if beyond:
                 near = self.nearest(beyond)
-                there, here = ([_side(number, *each) for each in sides] for number in (far, near))
+                there, here = ([_side(number, *side) for side in sides] for number in (far, near))
                 return (far, near) if there < here else (near, far)
             nearer |= 1 << far
         return None

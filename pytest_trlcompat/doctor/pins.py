@@ -1,7 +1,4 @@
-"""The measured cells to recommend: those that show no known issue, or the fewest, and have what the question is about.
-
-Imports no package of the stack.
-"""
+"""The measured cells to recommend: they show no known issue, or the fewest, and have what the question is about."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ class _Line(NamedTuple):
     Attributes:
         trainer: that its suite runs.
         strategy: the label without its variant.
-        is_listed: whether the entry lists the label; else some cell has measured it.
+        is_listed: whether the entry lists the label; otherwise some cell has measured it.
         measured: the cells with a verdict.
         problems: those of them whose verdict is a problem that no issue of a trainer that is not asked about explains.
         predicted: the cells for which a problem is predicted, by no such issue.
@@ -117,18 +114,18 @@ class Scope:
 
     @functools.cached_property
     def _by_strategy(self) -> dict[str, list[_Line]]:
-        found: dict[str, list[_Line]] = {}
+        by_strategy: dict[str, list[_Line]] = {}
         for line in self._lines:
-            found.setdefault(line.strategy, []).append(line)
-        return found
+            by_strategy.setdefault(line.strategy, []).append(line)
+        return by_strategy
 
     def shown(self, considered: Sequence[str]) -> dict[str, CellSet]:
         """By known issue the cells that show it under some strategies: by their verdicts, and by the catalogue where
         they have none."""
-        found: dict[str, CellSet] = {}
+        shown: dict[str, CellSet] = {}
         for line in self._asked(considered):
             if cells := line.problems | (line.predicted & ~line.measured if line.is_listed else 0):
-                found[line.issue] = found.get(line.issue, 0) | cells
+                shown[line.issue] = shown.get(line.issue, 0) | cells
         variants = [name for name in considered if kind(name) != name]
         if variants:  # of an issue that does not list one, its strategy is asked about
             listed = {(line.issue, line.label) for line in self._lines if line.is_listed}
@@ -138,8 +135,8 @@ class Scope:
                 ):
                     asked = line.label in considered
                     cells = line.predicted & ~line.measured if asked else line.predicted
-                    found[line.issue] = found.get(line.issue, 0) | cells
-        return {name: found[name] for name in self.catalog if name in found}
+                    shown[line.issue] = shown.get(line.issue, 0) | cells
+        return {name: shown[name] for name in self.catalog if name in shown}
 
     def usable(self, considered: Sequence[str]) -> CellSet:
         """The cells in which all could be tested, and that have each of the trainers, under each strategy.
@@ -212,7 +209,7 @@ def _union(sets: Iterable[CellSet]) -> CellSet:
 def trainers_in(spec: StackSpec, catalog: Catalog) -> tuple[str, ...]:
     """The trainers that the stack's trl has, or may have, by the predictions; all of them if these do not say."""
     projection = Projection({"trl": spec.versions.get("trl", ALL)})
-    found = tuple(
+    trainers = tuple(
         trainer
         for trainer in TRAINERS
         if any(
@@ -223,7 +220,7 @@ def trainers_in(spec: StackSpec, catalog: Catalog) -> tuple[str, ...]:
             for prediction in projection.regions(issue.predictions, "upstream", label).predicted.values()
         )
     )
-    return found or TRAINERS
+    return trainers or TRAINERS
 
 
 def ok_pins(scope: Scope) -> tuple[Pins, ...]:
@@ -236,7 +233,7 @@ def ok_pins(scope: Scope) -> tuple[Pins, ...]:
     has_same_trl = neighbours.at("trl") & neighbours.with_same_packages
     fine = _ok(scope, considered)
     every = neighbours.nearest(fine) if fine else None
-    found = []
+    pins = []
     if every is None or not has_same_trl >> every & 1:
         candidates = has_same_trl or (neighbours.with_same_packages if every is None else 0)
         ok = {name: _ok(scope, (name,)) for name in considered}
@@ -244,10 +241,12 @@ def ok_pins(scope: Scope) -> tuple[Pins, ...]:
             (number, tuple(name for name in considered if ok[name] >> number & 1))
             for number in neighbours.nearest_first(candidates)
         ]
-        best = max(fine_for, key=lambda each: len(each[1]), default=None)  # the nearest of those with the most
+        best = max(
+            fine_for, key=lambda candidate: len(candidate[1]), default=None
+        )  # the nearest of those with the most
         if best is not None and best[1]:
-            found.append(Pins(cells[best[0]], best[1]))
-    return tuple(found) if every is None else (*found, Pins(cells[every], considered))
+            pins.append(Pins(cells[best[0]], best[1]))
+    return tuple(pins) if every is None else (*pins, Pins(cells[every], considered))
 
 
 def _ok(scope: Scope, considered: Sequence[str]) -> CellSet:

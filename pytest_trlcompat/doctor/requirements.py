@@ -1,7 +1,4 @@
-"""Requirements as people write them: pins on a command line, and what one line of a list says of a package.
-
-Imports only the standard library and ``packaging``.
-"""
+"""Requirements as people write them: pins on a command line, and what one line of a list says of a package."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class Listing:
 
     Attributes:
         requirements: how many lines named a package, of the stack or not.
-        unnamed: where something is installed of which nobody knows the name: it may be a package of the stack.
+        unnamed: lines that install something whose name is not known: it may be a package of the stack.
         specifiers: how many there are of each package.
     """
 

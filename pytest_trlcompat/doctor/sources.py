@@ -1,7 +1,4 @@
-"""Which package, and which version, a URL, a folder or a file is, as far as its name says. Nothing is fetched.
-
-Imports only the standard library and ``packaging``.
-"""
+"""Which package, and which version, a URL, a folder or a file is, as far as its name says. Nothing is fetched."""
 
 from __future__ import annotations
 
@@ -48,8 +45,8 @@ class Source:
 def read_source(url: str) -> Source:
     """Read a URL or a path, with what pip accepts behind it.
 
-    A name is believed where it must be right, as in a wheel's, or where it is that of a package of the stack; that of
-    another folder or repository may hold anything.
+    A name is believed if it must be right, as in the file name of a wheel, or if it is that of a package of the stack;
+    a folder or repository of another name may hold anything.
     """
     try:
         parts = urlsplit(url)
@@ -59,8 +56,8 @@ def read_source(url: str) -> Source:
     path = unquote(parts.path.rstrip("/"))
     last = path.rpartition("/")[2]
     egg = canonicalize_name(fragment.get("egg", "").partition("[")[0])
-    if (found := _of_file(last)) is not None:
-        return Source(found[0], found[1], last)
+    if (of_file := _of_file(last)) is not None:
+        return Source(of_file[0], of_file[1], last)
     if (archive := _ARCHIVE.search(path)) is not None:
         repository, reference = archive["name"], archive["reference"]
     else:

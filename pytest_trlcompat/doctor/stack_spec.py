@@ -103,7 +103,7 @@ class StackSpec:
 
     @property
     def absent(self) -> list[str]:
-        """Packages that are not installed; of the optional ones nobody expects that, and none is among them."""
+        """Packages that are not installed, without the optional ones, which most stacks do not have."""
         return [p for p, versions in self.versions.items() if versions is None and p not in stack.OPTIONAL]
 
     @property
@@ -131,7 +131,7 @@ class StackSpec:
 
 
 def _box(versions: Mapping[str, Range | None]) -> dict[str, Range]:
-    return {package: ABSENT if found is None else found for package, found in versions.items()}
+    return {package: ABSENT if allowed is None else allowed for package, allowed in versions.items()}
 
 
 def installed_here() -> StackSpec:
@@ -140,11 +140,11 @@ def installed_here() -> StackSpec:
     Raises:
         StackSpecError: when trl is not installed, or an installed version is not a valid version.
     """
-    found = stack.installed()
-    mentions = [Mention.of_version(package, version, "installed here") for package, version in found.items()]
+    versions = stack.installed()
+    mentions = [Mention.of_version(package, version, "installed here") for package, version in versions.items()]
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     spec = dataclasses.replace(of_mentions(mentions, f"installed in {sys.prefix}", complete=True), python=python)
-    if "trl" not in found:
+    if "trl" not in versions:
         raise StackSpecError(
             f"trl is not installed in {sys.prefix}; run doctor with the Python of your training environment, or "
             "specify a stack, for example: trlcompat doctor trl==0.15.2 transformers==4.48.3"
@@ -162,16 +162,16 @@ def of_mentions(mentions: Iterable[Mention], source: str, *, complete: bool, ign
     Raises:
         StackSpecError: when two sources contradict each other.
     """
-    found = joined(mentions)
+    by_package = joined(mentions)
     rest = {package: None if complete or package in stack.OPTIONAL else ALL for package in ORDER}
-    versions = {package: found[package].versions if package in found else rest[package] for package in ORDER}
-    texts = {package: found[package].text for package in ORDER if package in found}
-    noted = {package: mention.note for package, mention in found.items()}
+    versions = {package: by_package[package].versions if package in by_package else rest[package] for package in ORDER}
+    texts = {package: by_package[package].text for package in ORDER if package in by_package}
+    noted = {package: mention.note for package, mention in by_package.items()}
     return StackSpec(source, texts, versions, noted, tuple(ignored))
 
 
 def joined(mentions: Iterable[Mention]) -> dict[str, Mention]:
-    """By package, what holds where all of the mentions do.
+    """By package, one mention for which all mentions of it hold.
 
     Raises:
         StackSpecError: two of them contradict each other.
@@ -188,11 +188,11 @@ def _all_of(mentions: list[Mention]) -> Mention:
     versions = both(mention.versions for mention in mentions)
     if not versions:
         raise _contradiction(mentions)
-    pinned = next((each for each in mentions if each.pinned), None)
-    limited = [each for each in mentions if each.versions != ALL]
-    kept = pinned or (limited or mentions)[0]
-    text = versions.describe() if pinned is None and len(limited) > 1 else kept.text
-    return dataclasses.replace(kept, text=text, versions=versions)
+    pinned = next((mention for mention in mentions if mention.pinned), None)
+    limited = [mention for mention in mentions if mention.versions != ALL]
+    telling = pinned or (limited or mentions)[0]
+    text = versions.describe() if pinned is None and len(limited) > 1 else telling.text
+    return dataclasses.replace(telling, text=text, versions=versions)
 
 
 def _contradiction(mentions: list[Mention]) -> StackSpecError:
@@ -200,7 +200,7 @@ def _contradiction(mentions: list[Mention]) -> StackSpecError:
     left = list(itertools.accumulate((mention.versions for mention in mentions), operator.and_))
     number = next(number for number, versions in enumerate(left) if not versions)
     mention, earlier = mentions[number], mentions[:number]
-    before = next((each for each in earlier if not each.versions.meets(mention.versions)), earlier[-1])
+    before = next((candidate for candidate in earlier if not candidate.versions.meets(mention.versions)), earlier[-1])
     return StackSpecError(
         f"{mention.package} is required as {before.text} ({before.where}) and as {mention.text} "
         f"({mention.where}); no version satisfies both: remove one of them"
@@ -208,15 +208,15 @@ def _contradiction(mentions: list[Mention]) -> StackSpecError:
 
 
 def _prereleases(texts: Mapping[str, str]) -> list[str]:
-    found = []
+    notes = []
     for package, text in texts.items():
         try:
             version = Version(text)
         except InvalidVersion:
             continue
         if version.is_prerelease:
-            found.append(
+            notes.append(
                 f"{package} {text} comes before {version.base_version}: it may contain all of that release's "
                 "changes or none, so both are considered"
             )
-    return found
+    return notes

@@ -62,12 +62,14 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     if diagnosis.python:
         yield from _wrapped("yellow", f"python: {diagnosis.python}", width)
     if missing := diagnosis.unmeasured_text:
-        said = "what follows is predicted from other releases, also that an issue does not affect this stack"
-        yield from _wrapped("yellow", f"not measured: {missing}; {said}", width)
+        caveat = "what follows is predicted from other releases, also that an issue does not affect this stack"
+        yield from _wrapped("yellow", f"not measured: {missing}; {caveat}", width)
     yield "", ""
     yield from _summary(diagnosis, width)
     named: dict[str, list[str]] = {}
-    described = {effect.why for each in diagnosis.issues for effect in each.effects if not effect.blocked_by}
+    described = {
+        effect.why for applicable in diagnosis.issues for effect in applicable.effects if not effect.blocked_by
+    }
     for applicable in diagnosis.issues:
         if diagnosis.stopped_by(applicable):
             named.setdefault(_unjudged(applicable), []).append(applicable.issue.id)
@@ -150,8 +152,8 @@ def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     else:
         near = f"; the nearest measured cell is {diagnosis.nearest.id}" if diagnosis.nearest else ""
         if name := diagnosis.unmeasured_trainer:
-            found = f"No known issue that was measured with GRPO and may meet {name} affects this stack{near}."
-            yield from _wrapped("bold", found, width)
+            sentence = f"No known issue that was measured with GRPO and may meet {name} affects this stack{near}."
+            yield from _wrapped("bold", sentence, width)
         else:
             style = "bold green" if diagnosis.is_clear and not diagnosis.predicted else "bold yellow"
             yield from _wrapped(style, f"{first[0].upper()}{first[1:]}{near}.", width)
@@ -159,13 +161,15 @@ def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     if unpredicted := ", ".join(name for name in diagnosis.unpredicted if name not in diagnosis.stopped_for_others):
         yield from _wrapped("", f"The catalogue makes no prediction for this stack about {unpredicted}.", width)
     if stopped:
-        said = f"Known issues of other trainers stop the tests of {stopped}, so that nothing is known with this stack."
-        yield from _wrapped("", said, width)
+        sentence = (
+            f"Known issues of other trainers stop the tests of {stopped}, so that nothing is known with this stack."
+        )
+        yield from _wrapped("", sentence, width)
 
 
 def _advice(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
-    if own := diagnosis.own_trainer:
-        yield from _wrapped("", own, width)
+    if advice := diagnosis.own_trainer:
+        yield from _wrapped("", advice, width)
         yield "", ""
     if name := diagnosis.unmeasured_trainer:
         yield from _wrapped("", f"No measured pins are recommended, since no sweep trains with {name}.", width)

@@ -90,11 +90,11 @@ def _replace_launchers(module: Any, environments: list[dict[str, str]]) -> None:
 
 @contextlib.contextmanager
 def _without_strategy() -> Iterator[dict[str, str]]:
-    """Within the block, this process has no variables of a strategy, so that all that Accelerate sets is seen."""
-    kept = {key: value for key, value in os.environ.items() if key.startswith(STRATEGY_PREFIXES)}
+    """Within the block, this process has no variables of a strategy, so that whatever Accelerate sets can be seen."""
+    settings = {key: value for key, value in os.environ.items() if key.startswith(STRATEGY_PREFIXES)}
     try:
-        for key in kept:
+        for key in settings:
             del os.environ[key]
         yield dict(os.environ)
     finally:
-        os.environ.update(kept)
+        os.environ.update(settings)

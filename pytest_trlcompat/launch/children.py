@@ -1,7 +1,6 @@
 """Forks ranks, receives their outcomes, ends them and their descendants, and reports how they ended.
 
-Runs in the warm server, which is single-threaded while it forks, and in the keeper of each cold rank. Must not import
-the stack.
+Runs in the warm server, which is single-threaded while it forks, and in the keeper of each cold rank.
 """
 
 from __future__ import annotations
@@ -252,8 +251,8 @@ def end_orphans() -> None:
 
     Once their parents have ended they are children of this process (see :func:`_processes.adopt_orphans`).
     """
-    kept = store_process()
-    while orphans := [pid for pid in _processes.children() if pid not in kept]:
+    spared = store_process()
+    while orphans := [pid for pid in _processes.children() if pid not in spared]:
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """The launcher, which tests call: starts the warm servers, sends them functions, and returns results.
 
-Runs in the test process and must import nothing of the stack.
+Runs in the test process.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ class Launcher:
             ValueError: an invalid world size, or an unknown device, mode or command.
             TypeError: the function cannot be called with these arguments.
         """
-        own = locals()
-        taken = {name: own[name] for name, default in _OWN.items() if own[name] != default}
+        parameters = locals()
+        taken = {name: parameters[name] for name, default in _OWN.items() if parameters[name] != default}
         __tracebackhide__ = _HIDE
         chosen = _choose(strategy, options)
         check_present(chosen, stack.installed())
@@ -265,8 +265,10 @@ class Launcher:
             raise ValueError("options need a strategy that they are of: pass strategy= as well")
         where: dict[str, Any] = {"device": device, "env": env, "timeout": timeout}
 
-        def read(found: LauncherWords) -> Read:
-            parsed: Read = self(launchers.read, found, folder, strategy="single", raises="original", **where).values[0]
+        def read(launcher: LauncherWords) -> Read:
+            parsed: Read = self(launchers.read, launcher, folder, strategy="single", raises="original", **where).values[
+                0
+            ]
             return parsed
 
         planned = commands.plan(words, folder, requested, world_size, _choose("ddp", None), read)
@@ -359,12 +361,12 @@ class Launcher:
     def _launch(self, spec: LaunchSpec, chosen: Strategy, command: str | None, env: Mapping[str, str]) -> LaunchReport:
         try:
             with contextlib.ExitStack() as exits:
-                own = self._own_folder()
+                session_folder = self._own_folder()
                 name = exits.enter_context(
-                    tempfile.TemporaryDirectory(prefix="launch-", dir=own, ignore_cleanup_errors=True)
+                    tempfile.TemporaryDirectory(prefix="launch-", dir=session_folder, ignore_cleanup_errors=True)
                 )
                 folder, environment = Path(name), self._environment(spec.device)
-                spec = replace(spec, folder=name, coverage=measurement(own / _COVERAGE))
+                spec = replace(spec, folder=name, coverage=measurement(session_folder / _COVERAGE))
                 if spec.strategy != "single" and self.cluster.nnodes == 1:
                     spec = replace(spec, store=str(folder / "store"))
                 if self.debug is not None:
@@ -427,8 +429,8 @@ class Launcher:
         return cold.launch(spec, chosen, program, environment, folder)
 
     def _environment(self, device: str) -> dict[str, str]:
-        own = {"TMPDIR": str(self._own_folder() / "tmp"), _LAUNCHER: self._mark}
-        return {**base_environment(device, self.cluster), **own}
+        settings = {"TMPDIR": str(self._own_folder() / "tmp"), _LAUNCHER: self._mark}
+        return {**base_environment(device, self.cluster), **settings}
 
     def _own_folder(self) -> Path:
         """The folder for temporary files of this launcher and its ranks, until it is closed."""
@@ -449,9 +451,9 @@ class Launcher:
 
 
 _OWN = {
-    name: each.default
-    for name, each in inspect.signature(Launcher.__call__).parameters.items()
-    if each.kind is each.KEYWORD_ONLY and name not in ("strategy", "kwargs")
+    name: parameter.default
+    for name, parameter in inspect.signature(Launcher.__call__).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY and name not in ("strategy", "kwargs")
 }
 """The arguments of a launch, with their defaults, that its function may have as well; those get them by ``kwargs``."""
 _HIDE = operator.methodcaller("errisinstance", (LaunchError, ValueError, TypeError))

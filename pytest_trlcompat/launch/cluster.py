@@ -1,7 +1,4 @@
-"""Several machines: the same tests are started on each, as with ``torchrun``, and their launches connect.
-
-Imports only the standard library.
-"""
+"""Several machines: the same tests are started on each, as with ``torchrun``, and their launches connect."""
 
 from __future__ import annotations
 

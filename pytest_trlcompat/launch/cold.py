@@ -2,7 +2,7 @@
 
 Slow, since every rank imports the stack again; warm launches are compared with them. The command starts one keeper
 process for each rank (:mod:`pytest_trlcompat.launch.keeper`), which receives the function over a socket in a folder
-that only this user can enter. Runs in the test process and must not import the stack.
+that only this user can enter. Runs in the test process.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class _Keepers:
         """Those that have connected and not told their rank."""
 
     def start(self) -> None:
-        """Wait until the keepers of all ranks have told their ranks, and send them the launch.
+        """Wait until all keepers have said which rank they keep, and send them the launch.
 
         Raises:
             _NotStarted: the command ended before that, started other ranks, or took longer than the launch may.
@@ -278,11 +278,11 @@ class _Keepers:
         """
         for hello in self._messages(keeper):
             rank, world_size = hello["local_rank"], hello["world_size"]
-            wanted = self._spec.expectation.world_size
-            if world_size != wanted:
-                raise _NotStarted(f"started {world_size} of {wanted} ranks{self._why_fewer()}")
+            requested = self._spec.expectation.world_size
+            if world_size != requested:
+                raise _NotStarted(f"started {world_size} of {requested} ranks{self._why_fewer()}")
             if rank in self._keepers or not 0 <= rank < self._spec.local_world_size:
-                raise _NotStarted(f"started rank {rank} of {wanted} twice, or one too many")
+                raise _NotStarted(f"started rank {rank} of {requested} twice, or one too many")
             keeper.rank = rank
             self._keepers[rank] = keeper
         if keeper.gone and keeper.rank is None:

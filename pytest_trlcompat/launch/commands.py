@@ -1,6 +1,6 @@
 """A command as a launch: what its ranks run, under which strategy, how many there are.
 
-Runs in the test process and must import nothing of the stack.
+Runs in the test process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def plan(
         words: of the command.
         folder: its working directory.
         strategy: what the caller asked for; ``world_size`` likewise.
-        default: the strategy where neither the caller nor a launcher's configuration says one.
+        default: the strategy if neither the caller nor a launcher's configuration names one.
         read: :func:`pytest_trlcompat.launch.launchers.read`, where the stack can be imported.
 
     Raises:
@@ -56,24 +56,24 @@ def plan(
         TypeError: ``words`` is one text.
     """
     command = _words(words)
-    found = launcher_words(command)
-    if found is None:
+    launcher = launcher_words(command)
+    if launcher is None:
         chosen = strategy or default
-        made = program(command, folder)
-        return Planned(replace(made, strategy=chosen), chosen, world_size, None)
-    parsed = read(found)
+        planned = program(command, folder)
+        return Planned(replace(planned, strategy=chosen), chosen, world_size, None)
+    parsed = read(launcher)
     asked = launchers.strategy_of(parsed, folder)
     if asked is not None and strategy is not None:
         raise CommandError(
             f"{shlex.join(command)} asks for {asked.name}, and strategy= for {strategy.name}; say it once"
         )
-    if asked is None and strategy is None and found.launcher == "deepspeed":
+    if asked is None and strategy is None and launcher.launcher == "deepspeed":
         raise CommandError(f"{shlex.join(command)}: deepspeed says no stage; pass strategy='zero3', or another")
     chosen = asked or strategy or default
-    made = program(("python", *parsed.target), folder)
-    made = replace(made, words=command, strategy=chosen, gets_local_rank=parsed.gets_local_rank)
+    planned = program(("python", *parsed.target), folder)
+    planned = replace(planned, words=command, strategy=chosen, gets_local_rank=parsed.gets_local_rank)
     size = launchers.world_size_of(parsed, world_size)
-    return Planned(made, chosen, 1 if size is None and chosen.name == "single" else size, found.launcher)
+    return Planned(planned, chosen, 1 if size is None and chosen.name == "single" else size, launcher.launcher)
 
 
 def _words(words: Any) -> tuple[str, ...]:

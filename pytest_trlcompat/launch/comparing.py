@@ -5,7 +5,6 @@ for that: with torch 2.13 the constructor of DDP then ends by SIGSEGV, in ``c10d
 looks up the group's backend of type GLOO and takes the wrapper for gloo's own class. So each group is wrapped here:
 collectives, which are dispatched by the device of their tensors, go through the wrapper, and a look-up by type finds
 gloo itself. The software accelerator compares by itself, at less cost; with NCCL it would be expensive.
-Imports torch only inside functions.
 """
 
 from __future__ import annotations

@@ -114,4 +114,8 @@ def _answer(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         return {"value": value}
     names = (name for name in dir(value) if not name.startswith("_"))
     attributes = {name: getattr(value, name) for name in names}
-    return {"attributes": {name: kept for name, kept in attributes.items() if isinstance(kept, (int, float, str))}}
+    return {
+        "attributes": {
+            name: attribute for name, attribute in attributes.items() if isinstance(attribute, (int, float, str))
+        }
+    }

@@ -1,7 +1,7 @@
 """A debugger in one rank: it gets the terminal of the test process, and nothing ends it for taking long.
 
 A rank is in a session of its own, so that the terminal does not control it: it may read from it at any time, and Ctrl-C
-reaches the test process, which ends the launch. Must not import the stack.
+reaches the test process, which ends the launch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def attach(terminal: str) -> None:
 
 
 def ignore_breakpoints() -> None:
-    """In the other ranks: they go on, and wait in their next collective for the one with the debugger."""
+    """Make the other ranks go on; in their next collective they wait for the one with the debugger."""
     sys.breakpointhook = lambda *_, **__: None
     pdb.set_trace = lambda *_, **__: None
 

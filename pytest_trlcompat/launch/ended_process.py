@@ -1,6 +1,6 @@
-"""A :class:`subprocess.Popen` that has ended, of what has run in this process.
+"""A :class:`subprocess.Popen` that looks like an ended process, for a program that ran in this process instead.
 
-Runs in ranks; imports only the standard library.
+Runs in ranks.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from typing import IO, Any
 __all__ = ["fill"]
 
 
-def fill(process: Any, given: Mapping[str, Any], run: Callable[[], int]) -> None:
-    """Run it, and make its process one that has ended; its output is in files.
+def fill(process: Any, arguments: Mapping[str, Any], run: Callable[[], int]) -> None:
+    """Run a program in this process, and fill in ``process`` as one that has ended; its output is in files.
 
     Args:
         process: a :class:`subprocess.Popen` whose ``__init__`` has not run.
-        given: the arguments of that.
+        arguments: those of that ``__init__``.
         run: returns the exit status.
     """
     process._child_created = False  # nothing to wait for when it is collected
     process._communication_started, process._input = False, None
     process._waitpid_lock, process._sigint_wait_secs = threading.Lock(), 0
-    process.args, process.pid, process.returncode = given["args"], os.getpid(), None
+    process.args, process.pid, process.returncode = arguments["args"], os.getpid(), None
     process.stdin = process.stdout = process.stderr = None
-    process.encoding, process.errors = given["encoding"], given["errors"]
-    process.text_mode = bool(given["text"] or given["universal_newlines"] or given["encoding"] or given["errors"])
+    process.encoding, process.errors = arguments["encoding"], arguments["errors"]
+    process.text_mode = bool(
+        arguments["text"] or arguments["universal_newlines"] or arguments["encoding"] or arguments["errors"]
+    )
     process.pipesize = -1
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -39,7 +41,7 @@ def fill(process: Any, given: Mapping[str, Any], run: Callable[[], int]) -> None
     pipes: dict[str, IO[bytes]] = {}
     try:
         for number, name in ((1, "stdout"), (2, "stderr")):
-            _redirect(number, name, given[name], pipes)
+            _redirect(number, name, arguments[name], pipes)
         process.returncode = run()
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -49,7 +51,7 @@ def fill(process: Any, given: Mapping[str, Any], run: Callable[[], int]) -> None
             os.close(copy)
     for name, file in pipes.items():
         file.seek(0)
-        text = io.TextIOWrapper(file, given["encoding"], given["errors"]) if process.text_mode else file
+        text = io.TextIOWrapper(file, arguments["encoding"], arguments["errors"]) if process.text_mode else file
         setattr(process, name, text)
 
 

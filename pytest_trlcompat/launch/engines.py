@@ -1,6 +1,6 @@
 """The engines that a rank's function builds: recorded when they are built, and measured by their families.
 
-They are read while the process group exists: many functions end by destroying it. Imports torch only inside functions.
+They are read while the process group exists: many functions end by destroying it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def _with_engine() -> tuple[Family, ...]:
 def load_engines(strategy: str) -> None:
     """Import the modules that define engines, so that an :class:`Observer` can wrap them.
 
-    Those of PyTorch under every strategy, since an engine of another kind than requested is to be seen; DeepSpeed's,
-    which takes seconds, only where it was requested. If one cannot be imported, the function gets the same error later.
+    PyTorch's are imported under every strategy, so that an engine of another kind than requested is seen; DeepSpeed's,
+    which takes seconds, only if it was requested. If one cannot be imported, the function gets the same error later.
     """
     for family in families():
         if family.kind and (not family.is_loaded_on_request or strategy in family.names):

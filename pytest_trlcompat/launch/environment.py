@@ -1,6 +1,6 @@
 """The environment variables of a launch: from the test process, the strategy and each rank.
 
-Runs in the test process and must import nothing of the stack.
+Runs in the test process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a command is on this machine: Python of this environment, another program, or a script for a shell.
 
-Runs in ranks for what a command starts itself. Must not import the stack.
+Runs in ranks for what a command starts itself.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def executable(name: str, folder: Path, search_path: str | None = None) -> Path 
     if os.sep in name:
         path = folder / name
         return path if path.is_file() else None
-    found = shutil.which(name, path=search_path)
-    return None if found is None else folder / found
+    command = shutil.which(name, path=search_path)
+    return None if command is None else folder / command
 
 
 def is_python_script(path: Path) -> bool:
@@ -148,7 +148,7 @@ def _is_run_here(head: bytes) -> bool:
 
 @functools.cache
 def _requires_nothing_of_the_stack(package: str) -> bool:
-    """Whether the requirements of an installed package say so; of one that has no such name nothing is known."""
+    """Whether an installed package requires nothing of the stack; of a package that is not found this is not known."""
     try:
         lines = metadata.distribution(package.replace("_", "-")).requires or []
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
 """Refuses another user's process that stands in for a rank in PyTorch's own gloo: on the device ``cpu``, beside NCCL.
 
 The software accelerator has its own way to gloo, and looks there (``torch_npu._peers``, which is used here). Runs
-inside the ranks. Imports torch only inside functions.
+inside the ranks.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def refuse_strangers() -> None:
 
 
 def _only_own() -> Callable[[], AbstractContextManager[None]]:
-    """Of the stand-in's file, which cannot be imported as a part of a package that is not on this rank's path."""
+    """The function of the stand-in's file, loaded by its path: its package is not on this rank's path."""
     spec = importlib.util.spec_from_file_location("pytest_trlcompat.launch._peers", _SOURCE)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found: Callable[[], AbstractContextManager[None]] = module.only_own
-    return found
+    only_own: Callable[[], AbstractContextManager[None]] = module.only_own
+    return only_own

@@ -1,7 +1,6 @@
 """Functions of the stack that start ranks in the process that calls them, replaced while a command runs.
 
-A module that is not imported yet is waited for, so that nothing is imported for this alone. Runs in ranks; imports
-only the standard library.
+A module that is not imported yet is waited for, so that nothing is imported for this alone. Runs in ranks.
 """
 
 from __future__ import annotations

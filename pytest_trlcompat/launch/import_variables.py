@@ -1,8 +1,8 @@
 """Which environment variables are read while a server imports the stack: a rank cannot change those afterwards.
 
 ``HF_HOME`` and ``TRANSFORMERS_VERBOSITY`` are such ones. A launch that gives one of them another value than the server
-had gets a server of its own. Which they are is not listed anywhere: the server looks what is read. What compiled code
-reads by ``getenv`` is not seen. Imports only the standard library.
+had gets a server of its own. No list names these variables: the server records what is read. What compiled code reads
+by ``getenv`` is not seen.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def recorded() -> Iterator[set[str]]:
         os.environ.__class__ = plain
 
 
-def differing(names: frozenset[str], had: Mapping[str, str], given: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-    """What a launch gives otherwise than a server had it when it imported the stack.
+def differing(names: frozenset[str], had: Mapping[str, str], now: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    """The variables to which a launch gives another value than a server had when it imported the stack.
 
     Args:
         names: of the variables that were read then.
-        had: the server's; ``given``: the launch's.
+        had: the server's; ``now``: the launch's.
 
     Returns:
         Names and values; an empty value too where the launch does not have the variable.
     """
     return frozenset(
-        (name, given.get(name, ""))
+        (name, now.get(name, ""))
         for name in names
-        if had.get(name) != given.get(name) and not name.startswith(_OF_A_LAUNCH)
+        if had.get(name) != now.get(name) and not name.startswith(_OF_A_LAUNCH)
     )

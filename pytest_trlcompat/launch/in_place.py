@@ -1,7 +1,4 @@
-"""Runs in a rank what a launcher, or another program that a command starts, would run in a process of its own.
-
-Runs in ranks; imports of the stack only what is there.
-"""
+"""Runs in a rank what a launcher, or another program that a command starts, would run in a process of its own."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ _KEPT = (
 
 
 def run_launcher(starts: Starts, started: str, around: Surroundings, read: Callable[[], Read]) -> int:
-    """Run what the ranks of a launcher would.
+    """Run what the ranks of a launcher would run.
 
     Args:
         started: the launcher, for messages.
@@ -65,16 +62,16 @@ def run_launcher(starts: Starts, started: str, around: Surroundings, read: Calla
         starts.refuse(f"{text} in a thread, where a rank cannot become one of its ranks; {ADVICE}")
     here = around.path
     try:
-        found = read()
-        asked = launchers.strategy_of(found, here)
+        parsed = read()
+        asked = launchers.strategy_of(parsed, here)
         size = int(os.environ.get("WORLD_SIZE", "1"))
-        launchers.world_size_of(found, size)
-        inner = program(("python", *found.target), here)
+        launchers.world_size_of(parsed, size)
+        inner = program(("python", *parsed.target), here)
     except (CommandError, StrategyError, ImportError) as error:
         starts.refuse(f"{text}, whose ranks these cannot become: {error}; {ADVICE}")
     if asked is not None and running.strategy is not None:
         try:
-            _check(text, asked, running.strategy, found, size)
+            _check(text, asked, running.strategy, parsed, size)
         except NestedLauncherError as error:
             starts.refuse(str(error))
     with _variables(around):
@@ -83,11 +80,11 @@ def run_launcher(starts: Starts, started: str, around: Surroundings, read: Calla
                 launchers.enter(asked, running.strategy, os.environ, Path(tempfile.mkdtemp()))
             except StrategyError as error:
                 starts.refuse(f"{text}, whose ranks these cannot become: {error}; {ADVICE}")
-        return starts.run(replace(inner, gets_local_rank=found.gets_local_rank))
+        return starts.run(replace(inner, gets_local_rank=parsed.gets_local_rank))
 
 
 def run_program(starts: Starts, words: Sequence[str], around: Surroundings) -> int:
-    """Run what a process of its own would, which would be no rank.
+    """Run a program that would run in a process of its own, which would be no rank.
 
     Raises:
         NestedLauncherError: nobody has said that it may.
@@ -133,12 +130,13 @@ def _set_variables(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-def _check(text: str, asked: Strategy, own: Strategy, found: Read, size: int) -> None:
-    if asked.name != own.name:
+def _check(text: str, asked: Strategy, running: Strategy, parsed: Read, size: int) -> None:
+    if asked.name != running.name:
         raise NestedLauncherError(
-            f"{text}, which asks for {asked.name}, while the launch runs under {own.name}; pass strategy={asked.name!r}"
+            f"{text}, which asks for {asked.name}, while the launch runs under {running.name}; pass "
+            f"strategy={asked.name!r}"
         )
-    if found.size is None and asked.world_size not in (None, size):
+    if parsed.size is None and asked.world_size not in (None, size):
         raise NestedLauncherError(
             f"{text}, whose configuration file says {asked.world_size} ranks, while the launch has {size}; pass "
             f"world_size={asked.world_size}, or say --num_processes {size} there"

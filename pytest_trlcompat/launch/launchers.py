@@ -53,7 +53,7 @@ class Read:
     Attributes:
         launcher: ``accelerate``, ``torchrun`` or ``deepspeed``.
         target: the script or the module, and what follows it.
-        given: the options that are not as they are without being given.
+        settings: the options whose values are not their defaults.
         size: the number of ranks; ``None`` where the words leave it to the devices that there are.
         gets_local_rank: whether the launcher passes ``--local_rank``.
         words: the launcher's options as they were written, if they were.
@@ -63,7 +63,7 @@ class Read:
 
     launcher: str
     target: tuple[str, ...]
-    given: Mapping[str, Any]
+    settings: Mapping[str, Any]
     size: int | None
     gets_local_rank: bool = False
     words: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ def read(words: LauncherWords, folder: Path | None = None) -> Read:
 
 
 def read_parsed(launcher: str, options: Mapping[str, Any]) -> Read:
-    """The same, of what the launcher's parser has made of them.
+    """As :func:`read`, for options that the launcher's own parser has already parsed.
 
     Raises:
         CommandError: they ask for what cannot be honoured here.
@@ -109,12 +109,12 @@ def read_parsed(launcher: str, options: Mapping[str, Any]) -> Read:
             "--use_env, or use torchrun"
         )
     parsed.pop("nondefault", None)  # Accelerate's parser names there which options were given
-    given = {key: value for key, value in parsed.items() if value != plain.get(key)}
-    _check(launcher, given)
+    settings = {key: value for key, value in parsed.items() if value != plain.get(key)}
+    _check(launcher, settings)
     return Read(
         launcher=launcher,
         target=target,
-        given={key: value for key, value in given.items() if _is_about_strategy(launcher, key, value)},
+        settings={key: value for key, value in settings.items() if _is_about_strategy(launcher, key, value)},
         size=_size(launcher, parsed.get(_SIZES[launcher])),
         gets_local_rank=launcher == "deepspeed" and not parsed.get("no_local_rank"),
         options=dict(options) if launcher == "accelerate" else None,
@@ -123,16 +123,16 @@ def read_parsed(launcher: str, options: Mapping[str, Any]) -> Read:
 
 def _parsed(launcher: str, words: Sequence[str], is_legacy: bool = False) -> dict[str, Any]:
     module, name = ("torch.distributed.launch", "parse_args") if is_legacy else _PARSERS[launcher]
-    made: Any = getattr(importlib.import_module(module), name)
+    parser: Any = getattr(importlib.import_module(module), name)
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
             # DeepSpeed has a function that parses, and no parser.
             parses = launcher == "deepspeed" or is_legacy
-            return dict(vars(made(list(words)) if parses else made().parse_args(list(words))))
+            return dict(vars(parser(list(words)) if parses else parser().parse_args(list(words))))
     except SystemExit:
-        said = (printed.getvalue().strip().splitlines() or ["no reason"])[-1]
-        raise CommandError(f"{NAMES[launcher]} refuses {shlex.join(words)}: {said}") from None
+        reason = (printed.getvalue().strip().splitlines() or ["no reason"])[-1]
+        raise CommandError(f"{NAMES[launcher]} refuses {shlex.join(words)}: {reason}") from None
 
 
 def _size(launcher: str, value: Any) -> int | None:
@@ -150,9 +150,9 @@ def _is_about_strategy(launcher: str, key: str, value: Any) -> bool:
     return isinstance(_OPTIONS[launcher][key], Passed)
 
 
-def _check(launcher: str, given: Mapping[str, Any]) -> None:
+def _check(launcher: str, settings: Mapping[str, Any]) -> None:
     known = _OPTIONS[launcher]
-    for key, value in given.items():
+    for key, value in settings.items():
         reason = problem_of(known, key, value)
         if reason is None:
             continue
@@ -164,21 +164,21 @@ def _check(launcher: str, given: Mapping[str, Any]) -> None:
         )
 
 
-def world_size_of(found: Read, requested: int | None) -> int | None:
+def world_size_of(parsed: Read, requested: int | None) -> int | None:
     """The number of ranks, by the words and by the caller.
 
     Raises:
         CommandError: they contradict each other.
     """
-    if None not in (found.size, requested) and found.size != requested:
+    if None not in (parsed.size, requested) and parsed.size != requested:
         raise CommandError(
-            f"world_size={requested} was requested, and {NAMES[found.launcher]} is asked for {found.size} ranks; say "
+            f"world_size={requested} was requested, and {NAMES[parsed.launcher]} is asked for {parsed.size} ranks; say "
             "it once"
         )
-    return found.size if requested is None else requested
+    return parsed.size if requested is None else requested
 
 
-def strategy_of(found: Read, folder: Path) -> Strategy | None:
+def strategy_of(parsed: Read, folder: Path) -> Strategy | None:
     """The strategy that the words ask for; ``None`` where they leave it open.
 
     Args:
@@ -187,32 +187,32 @@ def strategy_of(found: Read, folder: Path) -> Strategy | None:
     Raises:
         StrategyError: they ask for one that cannot be launched.
     """
-    given = dict(found.given)
-    file = given.pop("config_file", None)
-    if file is None and not given:
+    settings = dict(parsed.settings)
+    file = settings.pop("config_file", None)
+    if file is None and not settings:
         return None
     path = folder / (file or "accelerate launch")
     config = read_accelerate_config(path) if file is not None else {}
     with_section = {family.section: family for family in families() if family.section}
     types = {family.flag: family.accelerate_type for family in with_section.values()}
     for flag, kind in (*types.items(), ("multi_gpu", "MULTI_GPU")):
-        if given.pop(flag, False):
+        if settings.pop(flag, False):
             config["distributed_type"] = kind
     kind = str(config.setdefault("distributed_type", "MULTI_GPU")).upper()
     for section, family in with_section.items():
-        asked = {key: value for key, value in given.items() if key in config_keys.ACCELERATE_SECTIONS[section]}
+        asked = {key: value for key, value in settings.items() if key in config_keys.ACCELERATE_SECTIONS[section]}
         if asked and kind != family.accelerate_type:
             raise CommandError(f"accelerate launch --{min(asked)} has no effect without --{family.flag}; add it")
         if asked:
             in_file = dict(config.get(section) or {})
             config[section] = {config_keys.section_key(section, name): value for name, value in in_file.items()} | asked
-    words = found.words if file is None else (*found.words, "--config_file", str(path))
+    words = parsed.words if file is None else (*parsed.words, "--config_file", str(path))
     launch = AccelerateLaunch(
         words=words,
         folder=str(folder),
-        options=found.options,
+        options=parsed.options,
         config_file=str(path) if file is not None else None,
-        variables=found.variables,
+        variables=parsed.variables,
     )
     return from_accelerate(config, path, launch)
 
@@ -243,7 +243,7 @@ def variables_of(asked: Strategy) -> dict[str, str]:
 
 
 def _without_accelerate(asked: Strategy, launch: AccelerateLaunch) -> dict[str, str]:
-    """Nobody reads what the file says of engines there."""
+    """Without Accelerate nothing reads what the file says about engines."""
     if asked.settings is not None or launch.config_file is None:
         raise StrategyError(f"{launch.config_file or 'accelerate launch'}: Accelerate is not installed")
     config = read_accelerate_config(Path(launch.config_file))
@@ -255,11 +255,11 @@ def _seen(variables: Mapping[str, str]) -> str:
     return next((text for text in texts if text is not None), NO_ENGINE)
 
 
-def enter(asked: Strategy, own: Strategy, environment: MutableMapping[str, str], folder: Path) -> None:
+def enter(asked: Strategy, running: Strategy, environment: MutableMapping[str, str], folder: Path) -> None:
     """Give a rank of a launch the variables of a strategy that a launcher in it asks for, and none of the launch's own.
 
     Args:
-        own: the strategy of the launch.
+        running: the strategy of the launch.
         environment: of the rank; it is changed.
         folder: for a DeepSpeed configuration.
 
@@ -268,6 +268,6 @@ def enter(asked: Strategy, own: Strategy, environment: MutableMapping[str, str],
     """
     if asked.accelerate is not None and asked.accelerate.variables is None:
         asked = replace(asked, accelerate=replace(asked.accelerate, variables=variables_of(asked)))
-    for name in own.environment(folder):
+    for name in running.environment(folder):
         environment.pop(name, None)
     environment.update(asked.environment(folder))

@@ -1,7 +1,4 @@
-"""Ranks' output on the test's own output, each line with its rank: while they run, or afterwards.
-
-Imports only the standard library.
-"""
+"""Ranks' output on the test's own output, each line with its rank: while they run, or afterwards."""
 
 from __future__ import annotations
 
@@ -47,8 +44,8 @@ def followed(folder: str, first_rank: int, ranks: int) -> Iterator[None]:
 
     def follow() -> None:
         while not ended.wait(_POLL):
-            for each in files:
-                each.print_lines()
+            for stream_file in files:
+                stream_file.print_lines()
 
     thread = threading.Thread(target=follow, name="trlcompat-output", daemon=True)
     thread.start()
@@ -57,8 +54,8 @@ def followed(folder: str, first_rank: int, ranks: int) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        for each in files:
-            each.print_rest()
+        for stream_file in files:
+            stream_file.print_rest()
 
 
 class _Followed:

@@ -1,6 +1,6 @@
 """The first command of a text for a shell that starts ranks, however it is wrapped.
 
-Runs in ranks; imports only the standard library.
+Runs in ranks.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def is_start(words: Sequence[str], around: Surroundings, programs: bool, depth: 
 
 
 def hides_launcher(words: Sequence[str], around: Surroundings) -> bool:
-    """Whether a launcher with its script stands among the words of a command that nothing is known of."""
+    """Whether the words of an unknown command contain a launcher with its script."""
     if len(words) < 2 or os.path.basename(words[0]) in _READERS or python_words(words) is not None:
         return False
     for start in range(1, len(words)):
-        found = launcher_words(words[start:])
-        if found is not None and any(
+        launcher = launcher_words(words[start:])
+        if launcher is not None and any(
             word in ("-m", "--module") or (word.endswith(".py") and (around.path / word).is_file())
-            for word in found.words
+            for word in launcher.words
         ):
             return executable(words[0], around.path, around.search_path) is not None
     return False

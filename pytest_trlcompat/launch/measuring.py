@@ -102,9 +102,9 @@ def merge(folder: Path) -> None:
 
     data = current.get_data()
     for file in files:
-        found = coverage.CoverageData(basename=str(file))
-        found.read()
-        data.update(found)
+        measured = coverage.CoverageData(basename=str(file))
+        measured.read()
+        data.update(measured)
 
 
 def _current() -> Any:

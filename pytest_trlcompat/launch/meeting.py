@@ -1,7 +1,7 @@
 """Where several machines meet: a board of notes at machine 0, for those alone who know the secret.
 
 Both sides prove that they know it, by the challenges of :mod:`multiprocessing.connection`, before either reads anything
-else; what they then send is JSON, and nothing is unpickled. It is not encrypted. Imports only the standard library.
+else; what they then send is JSON, and nothing is unpickled. It is not encrypted.
 """
 
 from __future__ import annotations
@@ -105,13 +105,13 @@ class Visitor:
         """Say that this machine is there."""
         self._ask(key, 1, 0)
 
-    def gather(self, key: str, wanted: int, limit: float = math.inf) -> None:
-        """Say that this machine is there, and wait until ``wanted`` machines have said so, for ``limit`` seconds."""
-        answer = self._ask(key, 1, wanted, min(limit, self._timeout))
-        if answer["number"] < wanted:
+    def gather(self, key: str, machines: int, limit: float = math.inf) -> None:
+        """Say that this machine is there, and wait until ``machines`` of them have said so, for ``limit`` seconds."""
+        answer = self._ask(key, 1, machines, min(limit, self._timeout))
+        if answer["number"] < machines:
             refused = f"; turned away for another secret: {', '.join(answer['refused'])}" if answer["refused"] else ""
             raise TimeoutError(
-                f"{answer['number']} of {wanted} machines met at {self._where} within {self._timeout:g} s{refused}"
+                f"{answer['number']} of {machines} machines met at {self._where} within {self._timeout:g} s{refused}"
             )
 
     def _ask(self, key: str, amount: int | None, least: int, limit: float | None = None) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class LaunchSpec:
     @property
     def debugged(self) -> int | None:
         """The number on this machine of the rank that gets a terminal."""
-        ranks = [int(each.get("RANK", "0")) for each in self.rank_environment]
+        ranks = [int(settings.get("RANK", "0")) for settings in self.rank_environment]
         return None if self.debug is None or self.debug.rank not in ranks else ranks.index(self.debug.rank)
 
     @property

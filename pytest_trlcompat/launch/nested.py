@@ -2,7 +2,7 @@
 
 Its ranks are there already: the rank that starts it is one of them, and runs what the launcher would within the call
 that starts it, which then returns the exit status. It is seen where a process is started, and where the launcher's own
-function is called. Runs in ranks; imports of the stack only what is there.
+function is called. Runs in ranks.
 """
 
 from __future__ import annotations
@@ -105,18 +105,20 @@ def _substitutes(starts: Starts) -> Iterator[tuple[Any, str, Callable[[Any], Any
         def start(process: Any, *args: Any, **options: Any) -> None:
             bound = signature.bind(process, *args, **options)
             bound.apply_defaults()
-            given = bound.arguments
-            is_shell = bool(given["shell"])
-            run = _found(starts, given["args"], given["env"], given["cwd"], is_shell, given["executable"])
+            arguments = bound.arguments
+            is_shell = bool(arguments["shell"])
+            run = _found(
+                starts, arguments["args"], arguments["env"], arguments["cwd"], is_shell, arguments["executable"]
+            )
             if run is None:
                 original(process, *args, **options)
                 return
-            text = f"{starts.running!r} starts {given['args']}"
+            text = f"{starts.running!r} starts {arguments['args']}"
             if sys._getframe(1).f_globals.get("__name__", "").startswith("asyncio."):
                 starts.refuse(f"{text} by asyncio, which would wait for a process that there is none of; {ADVICE}")
-            if given["stdin"] == subprocess.PIPE:
+            if arguments["stdin"] == subprocess.PIPE:
                 starts.refuse(f"{text} and writes to its standard input, and a rank has none; {ADVICE}")
-            ended_process.fill(process, given, run)
+            ended_process.fill(process, arguments, run)
 
         return start
 
@@ -214,7 +216,7 @@ def _found(
 def _run_of(
     starts: Starts, words: Sequence[str], around: Surroundings, in_shell: bool = False
 ) -> Callable[[], int] | None:
-    """The same of words, as a shell or ``exec`` of the system reads them."""
+    """As :func:`_found`, for words as a shell or ``exec`` of the system reads them."""
     running, text = starts.running, shlex.join(words)
     launcher = launcher_words(words)
     if launcher is not None:
@@ -224,9 +226,9 @@ def _run_of(
     inner = unwrap(words, around, in_shell)
     if inner is not None:
         return _run_of_inner(starts, text, inner, in_shell)
-    given = text_of(words, around)
-    if given is not None:
-        return _run_of_text(starts, given, text, around)
+    script = text_of(words, around)
+    if script is not None:
+        return _run_of_text(starts, script, text, around)
     python = python_words(words)
     if python is not None and python.target in _OF_ONE_MACHINE:
         starts.refuse(f"{running!r} starts {text}, a part of a launcher that starts ranks of its own; {ADVICE}")
@@ -243,7 +245,7 @@ def _run_of(
 
 
 def _run_of_inner(starts: Starts, text: str, inner: Inner, in_shell: bool) -> Callable[[], int] | None:
-    """The same of a command that another one runs."""
+    """As :func:`_found`, for a command that another one runs."""
     if inner.problem:
         if not _starts(inner, starts.running.follow is not False):
             return None
@@ -260,32 +262,32 @@ def _starts(inner: Inner, programs: bool) -> bool:
     return any(is_start(inner.words[begin:], inner.around, programs) for begin in begins)
 
 
-def _run_of_text(starts: Starts, given: Text, shown: str, around: Surroundings) -> Callable[[], int] | None:
-    """The same of a line for a shell, of a shell's script and of a Makefile.
+def _run_of_text(starts: Starts, script: Text, shown: str, around: Surroundings) -> Callable[[], int] | None:
+    """As :func:`_found`, for a line for a shell, a shell's script or a Makefile.
 
     Raises:
         NestedLauncherError: a shell would make more of the text than words, and it starts Python or a launcher.
     """
     running = starts.running
-    if given.is_line:
+    if script.is_line:
         try:
-            words = shlex.split(given.text)
+            words = shlex.split(script.text)
         except ValueError:
             words = []
-        if words and not _needs_shell(given.text, words):
+        if words and not _needs_shell(script.text, words):
             return _run_of(starts, words, around, in_shell=True)
     programs = running.follow is not False
-    start = first_start(given, around, programs)
-    mentions = programs and given.is_line and _STARTS_RANKS.search(given.text) is not None
+    start = first_start(script, around, programs)
+    mentions = programs and script.is_line and _STARTS_RANKS.search(script.text) is not None
     if start is not None or mentions:
-        _refuse_text(starts, given, shown, around, start)
+        _refuse_text(starts, script, shown, around, start)
     return None
 
 
-def _refuse_text(starts: Starts, given: Text, shown: str, around: Surroundings, start: Command | None) -> NoReturn:
+def _refuse_text(starts: Starts, script: Text, shown: str, around: Surroundings, start: Command | None) -> NoReturn:
     running = starts.running
-    left = _LEAVE if first_start(given, around, False) is None else ""
-    if given.is_line:
+    left = _LEAVE if first_start(script, around, False) is None else ""
+    if script.is_line:
         starts.refuse(
             f"{running!r} has a shell run {shown}, which ranks cannot: they read plain words, without variables, "
             "redirections and several commands. Have the program start the list of the words by "
@@ -293,7 +295,7 @@ def _refuse_text(starts: Starts, given: Text, shown: str, around: Surroundings, 
         )
     assert start is not None
     starts.refuse(
-        f"{running!r} starts {shown}, and line {start.line} of {given.name} starts {shlex.join(start.words)}. Ranks "
+        f"{running!r} starts {shown}, and line {start.line} of {script.name} starts {shlex.join(start.words)}. Ranks "
         "cannot take the place of what a shell starts. Have the program start these words by subprocess.run([...], "
         f"env=..., cwd=...), or pass them as the command{left}"
     )

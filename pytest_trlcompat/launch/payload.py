@@ -1,6 +1,6 @@
 """Pickles a function and its arguments: also closures and lambdas, and functions of test modules by value.
 
-Runs in the test process and must not import the stack.
+Runs in the test process.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def arguments(
     """The keyword arguments that a function is called with.
 
     Args:
-        kwargs: those that the caller has said are the function's.
-        more: those that the launch has no argument of its own for.
+        kwargs: those that the caller passed as the function's.
+        more: those for which the launch has no argument of its own.
         taken: arguments that the launch took for itself; warns if the function has one of that name and gets none.
 
     Raises:

@@ -86,22 +86,22 @@ _PACKAGES = (*stack.REQUIRED, "safetensors", "tokenizers")
 
 
 def preload(
-    modules: tuple[str, ...] = _MODULES, may_have_cuda: bool = True, own: Sequence[str] = ()
+    modules: tuple[str, ...] = _MODULES, may_have_cuda: bool = True, project_modules: Sequence[str] = ()
 ) -> tuple[dict[str, str], dict[str, float]]:
     """Import every module and freeze the heap.
 
     Returns:
-        The errors of modules of the stack that could not be imported, and the seconds that each of ``own`` took.
+        The errors of modules of the stack that could not be imported, and the seconds that each of the project's took.
 
     A broken combination of versions must not stop the server: its ranks get the same error in the test's own code.
 
     Args:
         may_have_cuda: whether there may be a GPU, which must not be initialised before the fork.
-        own: packages of the project under test.
+        project_modules: packages of the project under test.
 
     Raises:
         CudaInitialized: an import has initialised it anyway.
-        PreloadError: one of ``own`` cannot be imported before the fork.
+        PreloadError: one of ``project_modules`` cannot be imported before the fork.
     """
     errors = {}
     gc.disable()  # imports leave no garbage, and searching for it takes a sixth of their time
@@ -113,7 +113,7 @@ def preload(
                 errors[name] = f"{type(error).__name__}: {error}"
             if may_have_cuda:
                 cuda.check_uninitialized(f"importing {name}")
-        seconds = import_all(own)
+        seconds = import_all(project_modules)
         _load_auto_mappings()
         _cache_metadata()
         _build_conversion_mapping()

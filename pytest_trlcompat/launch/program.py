@@ -1,6 +1,6 @@
 """What ranks run of a command line, as a shell and Python would understand it: a script or a module.
 
-Runs in the test process, and in ranks for what a command starts itself. Must not import the stack.
+Runs in the test process, and in ranks for what a command starts itself.
 """
 
 from __future__ import annotations
@@ -117,13 +117,13 @@ def _script(name: str, folder: Path) -> Path:
             raise CommandError(f"{name}: there is no file {path}")
     else:
         beside = Path(sysconfig.get_path("scripts")) / name
-        found = str(beside) if beside.is_file() else shutil.which(name)
-        if found is None:
+        command = str(beside) if beside.is_file() else shutil.which(name)
+        if command is None:
             raise CommandError(
                 f"{name}: no such command, neither in {beside.parent} nor on PATH{_near(name)}. Install the package "
                 "that has it beside this interpreter, or pass ['python', '-m', its module]"
             )
-        path = Path(found)
+        path = Path(command)
     if path.suffix != ".py" and not is_python_script(path):
         raise CommandError(
             f"{name}: {path} is no Python script, and ranks run Python alone; pass the Python command that it runs"

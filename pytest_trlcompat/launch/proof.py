@@ -69,35 +69,35 @@ def expectation(strategy: Strategy, world_size: int, device: str, sharded: bool)
     )
 
 
-def check(wanted: Expectation, seen: Mapping[str, Any], rank: int) -> None:
+def check(expectation: Expectation, seen: Mapping[str, Any], rank: int) -> None:
     """Compare what a rank observed with what was requested.
 
     Raises:
         NotProved: names every difference.
     """
-    differences = [*_process_differences(wanted, seen), *_engine_differences(wanted, seen)]
+    differences = [*_process_differences(expectation, seen), *_engine_differences(expectation, seen)]
     if differences:
         raise NotProved(
-            f"rank {rank} did not run under strategy {wanted.strategy!r} as requested: " + "; ".join(differences)
+            f"rank {rank} did not run under strategy {expectation.strategy!r} as requested: " + "; ".join(differences)
         )
 
 
-def _process_differences(wanted: Expectation, seen: Mapping[str, Any]) -> list[str]:
-    found = []
-    if seen.get("world_size", 1) != wanted.world_size:
-        found.append(f"world size {wanted.world_size} was requested, {seen.get('world_size', 1)} was found")
-    if wanted.strategy != "single" and not seen.get("initialized", False):
-        found.append("no process group was initialised")
+def _process_differences(expectation: Expectation, seen: Mapping[str, Any]) -> list[str]:
+    differences = []
+    if seen.get("world_size", 1) != expectation.world_size:
+        differences.append(f"world size {expectation.world_size} was requested, {seen.get('world_size', 1)} was found")
+    if expectation.strategy != "single" and not seen.get("initialized", False):
+        differences.append("no process group was initialised")
     # Known only if the function used Accelerate.
     for key in ("distributed_type", "distributed_type_at_first", "device_type"):
-        if key in seen and seen[key] != getattr(wanted, key):
+        if key in seen and seen[key] != getattr(expectation, key):
             what = key.removesuffix("_at_first").replace("_", " ")
-            found.append(f"Accelerate's {what} {getattr(wanted, key)} was requested, {seen[key]} was found")
-    return found
+            differences.append(f"Accelerate's {what} {getattr(expectation, key)} was requested, {seen[key]} was found")
+    return differences
 
 
-def _engine_differences(wanted: Expectation, seen: Mapping[str, Any]) -> list[str]:
-    built, name = seen["built"], wanted.engine
+def _engine_differences(expectation: Expectation, seen: Mapping[str, Any]) -> list[str]:
+    built, name = seen["built"], expectation.engine
     if name is None:
         return []
     if not any(engine["kind"] == name for engine in built):
@@ -105,17 +105,17 @@ def _engine_differences(wanted: Expectation, seen: Mapping[str, Any]) -> list[st
         return [f"no {name} engine was built (built: {kinds}); pass sharded=False if the function needs none"]
     account = Account("engines", _names(built))
     for engine, text in zip(built, account.due, strict=True):
-        differences = _differences_of(wanted, engine)
+        differences = _differences_of(expectation, engine)
         if differences:
             account.refuse(text, " and ".join(differences))
         else:
             account.meet(text)
-    found = [] if account.is_complete else [account.shortfall()]
+    shortfalls = [] if account.is_complete else [account.shortfall()]
     if seen.get("optimized"):
-        found.append(
+        shortfalls.append(
             f"no engine holds a model that can be trained, and an optimizer has {seen['optimized']} parameters"
         )
-    return found
+    return shortfalls
 
 
 def _names(built: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -135,20 +135,20 @@ def _role(engine: Mapping[str, Any]) -> str:
     return f"the {kind} model {engine['model']}"
 
 
-def _differences_of(wanted: Expectation, engine: Mapping[str, Any]) -> list[str]:
+def _differences_of(expectation: Expectation, engine: Mapping[str, Any]) -> list[str]:
     """How one engine differs from what was requested, as it follows the engine's name."""
-    if engine["kind"] != wanted.engine:
-        return [f"is there, and {wanted.engine} was requested"]
+    if engine["kind"] != expectation.engine:
+        return [f"is there, and {expectation.engine} was requested"]
     if engine["total"] == 0:
         return ["holds no parameters"]
-    found = []
-    if engine.get("device_type", wanted.device_type) != wanted.device_type:
-        found.append(f"is on {engine['device_type']}, not on {wanted.device_type}")
-    found += family_of(wanted.strategy).differences(wanted.required, engine)
-    if wanted.parameters_sharded and engine["local"] >= engine["total"]:
+    differences = []
+    if engine.get("device_type", expectation.device_type) != expectation.device_type:
+        differences.append(f"is on {engine['device_type']}, not on {expectation.device_type}")
+    differences += family_of(expectation.strategy).differences(expectation.required, engine)
+    if expectation.parameters_sharded and engine["local"] >= engine["total"]:
         count = f"{engine['local']} of {engine['total']}"
-        found.append(f"differs: parameters are not sharded: {count} elements are on this rank")
-    return found
+        differences.append(f"differs: parameters are not sharded: {count} elements are on this rank")
+    return differences
 
 
 def disagreement(proofs: Mapping[int, Mapping[str, Any]]) -> tuple[int, str] | None:

@@ -1,4 +1,4 @@
-"""The exception that a failed launch raises in the test process. Must not import the stack."""
+"""The exception that a failed launch raises in the test process."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def _only_outcomes(result: LaunchResult) -> bool:
 def _outcome(cause: RankResult, error: LaunchError) -> BaseException:
     assert cause.failure is not None
     name, text = str(cause.failure.outcome), cause.failure.message
-    made: Any = getattr(sys.modules["pytest"], name).Exception
+    exception_class: Any = getattr(sys.modules["pytest"], name).Exception
     if name == "fail":
-        failed: BaseException = made(f"{text}\n{error}", pytrace=False)
+        failed: BaseException = exception_class(f"{text}\n{error}", pytrace=False)
         return failed
-    ended: BaseException = made(text)
+    ended: BaseException = exception_class(text)
     ended._use_item_location = True  # type: ignore[attr-defined] # the test's line, not ours, in pytest's summary
     return ended
 

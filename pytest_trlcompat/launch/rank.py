@@ -1,6 +1,6 @@
 """What a forked rank does: reset the state it inherited, run the function, prove the strategy, and report.
 
-Runs in a process forked by the warm server, or by a cold rank's keeper; must not import the stack itself.
+Runs in a process forked by the warm server, or by a cold rank's keeper.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output
         parent: process id of the server or keeper that forked it; when that ends, so does the rank.
         output: descriptors of files for its stdout and stderr.
     """
-    status, own = 1, os.getpid()
+    status, process = 1, os.getpid()
     try:
         _become_rank(spec, rank, parent, output)
         outcome = _call(spec, rank)
         with contextlib.suppress(OSError):  # the disk is full, which the outcome says
             _flush()
-        is_own = os.getpid() == own  # a process that the function forked and let return has nothing to report
+        is_own = os.getpid() == process  # a process that the function forked and let return has nothing to report
         if is_own:
             protocol.send(channel, outcome)
         status = 0 if outcome.returned else 1

@@ -1,7 +1,7 @@
 """Warnings and log records of ranks: recorded in the rank, and given again in the test process.
 
 So ``pytest.warns``, ``recwarn``, ``caplog`` and pytest's own lists see them. A rank has the filters and levels of the
-test process. Must not import the stack.
+test process.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def settings_of_this_process() -> Settings:
         for category in (categories if isinstance(categories, tuple) else (categories,))
     )
     loggers = logging.root.manager.loggerDict
-    levels = {name: each.level for name, each in loggers.items() if isinstance(each, logging.Logger) and each.level}
+    levels = {
+        name: logger.level for name, logger in loggers.items() if isinstance(logger, logging.Logger) and logger.level
+    }
     return Settings(filters, {"": logging.root.level, **levels})
 
 
@@ -121,15 +123,15 @@ def warn_again(warned: Iterable[Warned]) -> None:
     Raises:
         Warning: a filter makes an error of it.
     """
-    for each in dict.fromkeys(warned):
-        category = _category(each.category) or UserWarning
-        registry = _registries.setdefault(each.filename, {})
-        warnings.warn_explicit(each.text, category, each.filename, each.lineno, registry=registry)
+    for warning in dict.fromkeys(warned):
+        category = _category(warning.category) or UserWarning
+        registry = _registries.setdefault(warning.filename, {})
+        warnings.warn_explicit(warning.text, category, warning.filename, warning.lineno, registry=registry)
 
 
 def log_again(records: Iterable[Mapping[str, Any]]) -> None:
     """Hand log records to the handlers of this process, in the order in which ranks made them."""
-    for record in sorted(records, key=lambda each: each["created"]):
+    for record in sorted(records, key=lambda record: record["created"]):
         logging.getLogger(record["name"]).handle(logging.makeLogRecord(dict(record)))
 
 
@@ -161,7 +163,7 @@ def _names(category: type) -> Names:
 def _category(names: Names) -> type[Warning] | None:
     """The first of these classes that this process has imported; a rank's own is otherwise taken for its base."""
     for module, name in names:
-        found = getattr(sys.modules.get(module), name, None)
-        if isinstance(found, type) and issubclass(found, Warning):
-            return found
+        category = getattr(sys.modules.get(module), name, None)
+        if isinstance(category, type) and issubclass(category, Warning):
+            return category
     return None

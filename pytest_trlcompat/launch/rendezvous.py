@@ -1,7 +1,6 @@
 """The rendezvous of a launch's ranks on several machines: a store that none of them hosts, so that it outlives each.
 
-On one machine it is a file (:mod:`pytest_trlcompat.launch.store`). Runs in the warm server. Imports torch only
-inside functions.
+On one machine it is a file (:mod:`pytest_trlcompat.launch.store`). Runs in the warm server.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ def rendezvous(spec: LaunchSpec) -> Iterator[tuple[LaunchSpec, Callable[[], None
     if spec.strategy == "single" or spec.cluster.address is None:
         yield spec, lambda: None
     else:
-        with _across_machines(spec, spec.cluster.address) as found:
-            yield found
+        with _across_machines(spec, spec.cluster.address) as spec_and_serve:
+            yield spec_and_serve
 
 
 def store_process() -> set[int]:
@@ -70,7 +69,7 @@ def _store(spec: LaunchSpec, host: str) -> Iterator[tuple[LaunchSpec, Callable[[
 
 @contextlib.contextmanager
 def _across_machines(spec: LaunchSpec, address: tuple[str, int]) -> Iterator[tuple[LaunchSpec, Callable[[], None]]]:
-    """Machine 0 tells the launch's port at a board at the known address, which lasts as long as its server."""
+    """Machine 0 announces the launch's port on a board at the known address, which lasts as long as its server."""
     host, nnodes = address[0], spec.cluster.nnodes
     secret = str(spec.cluster.secret)
     if spec.cluster.node_rank == 0:
@@ -79,16 +78,16 @@ def _across_machines(spec: LaunchSpec, address: tuple[str, int]) -> Iterator[tup
     here, port, done = (f"{what}/{spec.number}" for what in ("here", "port", "done"))
     board.gather(here, nnodes)
     if spec.cluster.node_rank != 0:
-        found = _with_address(spec, host, board.get(port))
+        addressed = _with_address(spec, host, board.get(port))
         try:
-            yield found, lambda: None
+            yield addressed, lambda: None
         finally:
             board.tell(done)
         return
-    with _store(spec, host) as (found, serve):
-        board.set(port, int(found.rank_environment[0]["MASTER_PORT"]))
+    with _store(spec, host) as (addressed, serve):
+        board.set(port, int(addressed.rank_environment[0]["MASTER_PORT"]))
         try:
-            yield found, serve
+            yield addressed, serve
         finally:
             with contextlib.suppress(TimeoutError):  # those that still need the launch's store must have died
                 board.gather(done, nnodes, _OTHERS_TIMEOUT)

@@ -1,7 +1,4 @@
-"""What a launch returns: one result per rank, and one error that describes the root cause first.
-
-Must not import the stack.
-"""
+"""What a launch returns: one result per rank, and one error that describes the root cause first."""
 
 from __future__ import annotations
 
@@ -286,5 +283,5 @@ def is_of_ended_peer(message: str) -> bool:
     return _PEER_GONE.search(message) is not None
 
 
-def _same(one: Failure, other: Failure | None) -> bool:
-    return other is not None and (one.type_name, one.message) == (other.type_name, other.message)
+def _same(failure: Failure, other: Failure | None) -> bool:
+    return other is not None and (failure.type_name, failure.message) == (other.type_name, other.message)

@@ -1,7 +1,4 @@
-"""What the ranks of a launch have reported, as the test process gets it.
-
-Runs in the test process and must import nothing of the stack.
-"""
+"""What the ranks of a launch have reported, as the test process gets it."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ def rank_result(report: RankReport, first: int) -> RankResult:
 
 
 def of_one_accord(ranks: Sequence[RankResult]) -> list[RankResult]:
-    """The ranks, of which one has failed if all are well and have not built the same engines.
+    """The ranks; if all succeeded but built different engines, one of them is made a failure.
 
     A rank whose function failed has its own error, and may have built fewer.
     """

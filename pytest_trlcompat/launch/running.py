@@ -203,7 +203,7 @@ def _status(code: Any) -> int:
 
 
 def _end_pools() -> None:
-    """What an interpreter does before it waits for threads: those of ``concurrent.futures`` would wait for work.
+    """End the pools of ``concurrent.futures`` as an interpreter does at its end: their threads would wait for work.
 
     It has no public name; https://github.com/python/cpython/blob/3.11/Lib/threading.py, ``_shutdown``.
     """
@@ -225,7 +225,7 @@ def _exit_handlers(nested: bool = False) -> Iterator[None]:
         return function
 
     def forget(function: Callable[..., Any]) -> None:
-        handlers[:] = [each for each in handlers if each[0] != function]
+        handlers[:] = [handler for handler in handlers if handler[0] != function]
         unregister(function)
 
     before = set(threading.enumerate()) if nested else set()

@@ -42,7 +42,7 @@ def _prepare(hello: dict[str, Any], client: socket.socket) -> dict[str, Any]:
                 accelerator.activate(devices=hello["devices"])
             from pytest_trlcompat.launch.preload import preload
 
-            _, seconds = preload(may_have_cuda=hello["device"] != "software", own=hello["own"])
+            _, seconds = preload(may_have_cuda=hello["device"] != "software", project_modules=hello["project_modules"])
     except Exception as error:
         protocol.send(client, {"kind": "refused", "error": f"{type(error).__name__}: {error}"})
         raise SystemExit(1) from error

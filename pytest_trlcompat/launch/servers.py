@@ -1,6 +1,6 @@
 """The warm servers of a launcher: which one a launch goes to, when one is started, and when one ends.
 
-Runs in the test process and must import nothing of the stack.
+Runs in the test process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ServerKey: TypeAlias = "tuple[str, frozenset[tuple[str, str]]]"
 
 
 class Servers:
-    """The servers that a launcher has started, the last one that which was used last.
+    """The servers that a launcher has started, in the order in which they were last used.
 
     Args:
         preload: modules that a server imports with the stack.
@@ -91,14 +91,14 @@ class Servers:
             if others:
                 self._make_room()
             # Lines that an import runs would not count as covered where it runs before ranks are measured.
-            own = ("coverage",) if is_measured() else self._preload
-            self._servers[key] = server = Server(device, MAX_WORLD_SIZE, environment(), own)
+            modules = ("coverage",) if is_measured() else self._preload
+            self._servers[key] = server = Server(device, MAX_WORLD_SIZE, environment(), modules)
             self.preloaded |= {name: seconds for name, seconds in server.preloaded.items() if name in self._preload}
         self._servers[key] = server = self._servers.pop(key)
         return server
 
     def _make_room(self) -> None:
-        """End the server that was used longest ago, of those that one launch's variables have asked for."""
+        """Of the servers with variables of their own, end the one that was not used for the longest time."""
         others = [key for key in self._servers if key[1]]
         if len(others) >= MAX_OTHER_SERVERS:
             self._forget(others[0])

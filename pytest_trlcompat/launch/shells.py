@@ -1,7 +1,6 @@
 """What a text for a shell starts: a line, a script's file, the recipes of a Makefile.
 
-A text is never run here. It is only looked at, so that one which starts ranks is not given to a shell. Runs in ranks;
-imports only the standard library.
+A text is never run here. It is only looked at, so that one which starts ranks is not given to a shell. Runs in ranks.
 """
 
 from __future__ import annotations
@@ -261,9 +260,9 @@ def _of_make(words: tuple[str, ...], around: Surroundings, defaults: Sequence[st
         elif word.startswith(("-f", "--file=")):
             names.append(word.removeprefix("-f").removeprefix("--file="))
     for name in names or defaults:
-        found = _read(folder / name, ())
-        if found is not None:
-            return Text(found.name, _recipes(_with_included(found.text, folder)), only_launchers=True)
+        makefile = _read(folder / name, ())
+        if makefile is not None:
+            return Text(makefile.name, _recipes(_with_included(makefile.text, folder)), only_launchers=True)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Reads the stacks that a rank printed when the launcher requested them. Imports only the standard library."""
+"""Reads the stacks that a rank printed when the launcher requested them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What the programs of one rank start, and the errors of it.
 
-Runs in ranks; imports only the standard library.
+Runs in ranks.
 """
 
 from __future__ import annotations

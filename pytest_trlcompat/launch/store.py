@@ -2,7 +2,6 @@
 
 PyTorch's own way, a ``TCPStore`` at ``MASTER_ADDR`` and ``MASTER_PORT``, checks nothing: every user of the machine can
 read and write it, and where a rank or a launcher's agent hosts it, it listens on all interfaces. Runs inside the ranks.
-Imports torch only inside functions.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ def use_file(path: str) -> None:
             f"torch {torch.__version__} has no handler of env:// in {_MODULE}.{_HANDLERS}, as torch 2.4 to 2.15 have; "
             "without it ranks would meet at a port that other users can reach, so nothing was launched"
         )
-    numbers, own = itertools.count(), handlers["env"]
+    numbers, torch_handler = itertools.count(), handlers["env"]
 
     def from_file(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
-        given = dict(parse_qsl(urlparse(url).query))
-        rank, world_size = (given.get(name, os.environ.get(name.upper())) for name in ("rank", "world_size"))
+        query = dict(parse_qsl(urlparse(url).query))
+        rank, world_size = (query.get(name, os.environ.get(name.upper())) for name in ("rank", "world_size"))
         if not rank or not world_size:
-            yield from own(url, **options)  # says which variable is missing
+            yield from torch_handler(url, **options)  # says which variable is missing
             return
         store = torch.distributed.FileStore(f"{path}-{next(numbers)}", int(world_size))
         yield store, int(rank), int(world_size)

@@ -1,4 +1,4 @@
-"""A strategy as a launch has it: its settings from options, or from a user's own file. Must not import the stack."""
+"""A strategy as a launch has it: its settings from options, or from a user's own file."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Subjects:
                 self._wrap(runtime, name, lambda _, handle, *args, **kwargs: f"the gradients of {self._unit(handle)}")
 
     def _wrap(self, owner: Any, name: str, describe: Callable[..., str]) -> None:
-        """Have ``owner.name`` say, while it runs, what its collectives are of; nothing where there is no such name."""
+        """Make ``owner.name`` say, while it runs, what its collectives are of; do nothing if there is no such name."""
         function = getattr(owner, name, None)
         if function is None:
             return

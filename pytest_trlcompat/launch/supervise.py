@@ -1,6 +1,6 @@
 """Supervises the ranks of a launch until all have ended, one has failed, or the timeout has passed.
 
-The same for forked ranks and for those that a real launcher's command has started. Imports only the standard library.
+The same for forked ranks and for those that a real launcher's command has started.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Finds what cannot be pickled among all that a function would take along to the ranks, and says where it is.
-
-Must not import the stack.
-"""
+"""Finds what cannot be pickled among all that a function would take along to the ranks, and says where it is."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _Parts = Iterator[tuple[str, Any]]
 
 
 def find(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """``the closure variable 'lock' is a _thread.lock``; ``None`` if each by itself can be pickled."""
+    """``the closure variable 'lock' is a _thread.lock``; ``None`` if each part can be pickled by itself."""
     parts: list[tuple[str, Any]] = [("the function", function)]
     parts += [(f"argument {number}", value) for number, value in enumerate(args, 1)]
     parts += [(f"argument {name!r}", value) for name, value in kwargs.items()]

@@ -1,7 +1,4 @@
-"""The test process's side of a warm server: starts it, sends it launches, ends it.
-
-Must not import the stack.
-"""
+"""The test process's side of a warm server: starts it, sends it launches, ends it."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ class Server:
         device: ``software``, ``cuda`` or ``cpu``.
         devices: the largest number of software accelerators that its ranks can see.
         environment: its environment variables.
-        own: packages of the project under test that it imports, too.
+        project_modules: packages of the project under test that it imports, too.
 
     Attributes:
         environment: the variables that it was given.
@@ -63,7 +60,9 @@ class Server:
         OSError: the system refused a process or a descriptor.
     """
 
-    def __init__(self, device: str, devices: int, environment: Mapping[str, str], own: Sequence[str] = ()) -> None:
+    def __init__(
+        self, device: str, devices: int, environment: Mapping[str, str], project_modules: Sequence[str] = ()
+    ) -> None:
         self._mark = uuid.uuid4().hex
         self.environment = dict(environment)
         with contextlib.ExitStack() as refused:
@@ -81,7 +80,12 @@ class Server:
                     start_new_session=True,  # Ctrl-C reaches the test process, which ends the server
                 )
             refused.pop_all()
-        hello = {"device": device, "devices": devices, "sys_path": list(sys.path), "own": tuple(own)}
+        hello = {
+            "device": device,
+            "devices": devices,
+            "sys_path": list(sys.path),
+            "project_modules": tuple(project_modules),
+        }
         try:
             refused_text = "the launch server could not start"
             answer = self._exchange(hello, _START_TIMEOUT, "start", refused_text)

@@ -1,6 +1,6 @@
 """What the words of a command say by themselves: a launcher of ranks, or what Python is given.
 
-Runs in the test process, and in ranks for what a command starts itself. Must not import the stack.
+Runs in the test process, and in ranks for what a command starts itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Commands that run another command: ``env``, ``timeout``, ``nohup``, ``uv run``, ``conda run`` and their like.
 
-:data:`_WRAPPERS` says of each how its options end and where the command within begins. Runs in ranks; imports only the
-standard library.
+:data:`_WRAPPERS` says of each how its options end and where the command within begins. Runs in ranks.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Surroundings:
         return None if "PATH" in self.unset else (os.environ if self.env is None else self.env).get("PATH")
 
     def assigned(self, assignments: Mapping[str, str]) -> Surroundings:
-        """The same with more variables."""
+        """The same surroundings with more variables."""
         if not assignments:
             return self
         return replace(self, env={**self.variables, **assignments}, unset=self.unset - set(assignments))

@@ -39,9 +39,9 @@ def line_once(installed: Mapping[str, str], cache: Cache | None) -> str | None:
     if cache is None:  # -p no:cacheprovider
         return line(installed)
     key = [__version__, known_issues.fingerprint(), *evidence.fingerprint(), dict(installed)]
-    kept = cache.get(_KEY, None)
-    if isinstance(kept, dict) and kept.get("key") == key and isinstance(kept.get("line", 0), (str, type(None))):
-        return kept["line"] or None
+    cached = cache.get(_KEY, None)
+    if isinstance(cached, dict) and cached.get("key") == key and isinstance(cached.get("line", 0), (str, type(None))):
+        return cached["line"] or None
     answer = line(installed)
     cache.set(_KEY, {"key": key, "line": answer})
     return answer
@@ -68,15 +68,15 @@ def line(installed: Mapping[str, str]) -> str | None:
     considered, _ = considered_strategies((), spec)
     entries = (issue for issue in known_issues.load().values() if not issue.is_search)
     projection = Projection(spec.versions, spec.together)
-    found = sorted(filter(None, (_summary(issue, projection, considered) for issue in entries)))
+    affected = sorted(filter(None, (_summary(issue, projection, considered) for issue in entries)))
     torch = other_torch(spec, evidence.published_torches())
-    if not found and not torch:
+    if not affected and not torch:
         return None
-    affecting = [(severity, text) for severity, text in found if SEVERITY[severity] is not Verdict.BLOCKED]
+    affecting = [(severity, text) for severity, text in affected if SEVERITY[severity] is not Verdict.BLOCKED]
     named = [text for _, text in affecting[:_NAMED]]
     if len(affecting) > _NAMED:
         named.append(f"and {len(affecting) - _NAMED} more")
-    unjudged = len(found) - len(affecting)
+    unjudged = len(affected) - len(affecting)
     issues = summary(len(affecting), unjudged, ", ".join(named))
     return "; ".join(filter(None, [issues, torch, "see: trlcompat doctor"]))
 

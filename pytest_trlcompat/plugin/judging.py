@@ -1,7 +1,4 @@
-"""The judge: turns what a suite measured into a verdict, compares it with the catalogue and records it.
-
-Part of the plugin; imports no package of the stack.
-"""
+"""The judge: turns what a suite measured into a verdict, compares it with the catalogue and records it."""
 
 from __future__ import annotations
 
@@ -250,16 +247,16 @@ def _artefacts_in(evidence: object, depth: int = 8) -> Iterator[Artefact]:
 
     parts: Iterable[object] = ()
     if isinstance(evidence, str):
-        found = artefacts.in_text(evidence)
-        if found is not None:
-            yield found
+        artefact = artefacts.in_text(evidence)
+        if artefact is not None:
+            yield artefact
     elif isinstance(evidence, Mapping):
         parts = list(evidence.values())
     elif isinstance(evidence, (list, tuple)):
         parts = evidence
     elif dataclasses.is_dataclass(evidence) and "suites" in type(evidence).__module__.split("."):
         # What a suite keeps to itself are launches, of other strategies too.
-        names = (each.name for each in dataclasses.fields(evidence))
+        names = (field.name for field in dataclasses.fields(evidence))
         parts = [getattr(evidence, name) for name in names if not name.startswith("_")]
     for part in parts if depth else ():
         yield from _artefacts_in(part, depth - 1)

@@ -1,7 +1,4 @@
-"""The marker ``versions``: names the releases of the stack that a test needs; it is skipped on others.
-
-Must not import the stack.
-"""
+"""The marker ``versions``: names the releases of the stack that a test needs; it is skipped on others."""
 
 from __future__ import annotations
 
@@ -67,9 +64,9 @@ class Requirement:
         if not missed:
             return None
         needs = ", ".join(f"{package}{text}" for package, text in missed.items())
-        found = ", ".join(f"{package} {versions[package]}" for package in missed if package in versions)
+        present = ", ".join(f"{package} {versions[package]}" for package in missed if package in versions)
         absent = ", ".join(f"no {package}" for package in missed if package not in versions)
-        text = f"needs {needs}; found {', '.join(filter(None, (found, absent)))}"
+        text = f"needs {needs}; found {', '.join(filter(None, (present, absent)))}"
         if self.reason:
             text += f": {self.reason}"
         return f"{text} [{self.issue}]" if self.issue else text

@@ -32,5 +32,5 @@ def remember(config: pytest.Config, seconds: Mapping[str, float]) -> None:
 
 def _remembered(config: pytest.Config) -> dict[str, float]:
     cache = getattr(config, "cache", None)
-    kept = None if cache is None else cache.get(_KEY, None)
-    return kept if isinstance(kept, dict) else {}
+    seconds = None if cache is None else cache.get(_KEY, None)
+    return seconds if isinstance(seconds, dict) else {}

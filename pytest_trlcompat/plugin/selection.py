@@ -1,7 +1,5 @@
 """The marker ``known_issue``: which catalogue entry a suite shows; and how ``--trlcompat-issue`` and
 ``--trlcompat-subject`` select suites.
-
-Must not import the stack.
 """
 
 from __future__ import annotations
@@ -38,23 +36,23 @@ def issue_of(item: pytest.Item) -> str | None:
 
 
 def deselect(
-    items: Sequence[pytest.Item], wanted: Sequence[str], subject: str | None = None
+    items: Sequence[pytest.Item], issue_ids: Sequence[str], subject: str | None = None
 ) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Split tests into selected and deselected ones.
 
     Args:
-        wanted: ids of known issues whose suites are selected; empty: all tests are.
+        issue_ids: of known issues whose suites are selected; empty: all tests are.
         subject: the one for which suites of known issues are selected; ``None``: both.
 
     Raises:
-        IssueError: an id in ``wanted`` or at a test is unknown, or a suite does not name its subject.
+        IssueError: an id in ``issue_ids`` or at a test is unknown, or a suite does not name its subject.
     """
-    _check(wanted, "option --trlcompat-issue")
+    _check(issue_ids, "option --trlcompat-issue")
     selected: list[pytest.Item] = []
     deselected: list[pytest.Item] = []
     for item in items:
         issue_id = issue_of(item)
-        chosen = not wanted or issue_id in wanted
+        chosen = not issue_ids or issue_id in issue_ids
         if chosen and issue_id is not None and subject is not None:
             chosen = _subject_of(item) == subject
         (selected if chosen else deselected).append(item)

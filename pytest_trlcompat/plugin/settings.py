@@ -373,14 +373,14 @@ def resolve_device(setting: Setting[str], obstacle: Callable[[], str | None] | N
     """
     if setting.value in ("software", "cpu"):
         return Device(setting.value, setting.where)
-    found = (obstacle or cuda_obstacle)()
-    if found is None:
+    reason = (obstacle or cuda_obstacle)()
+    if reason is None:
         why = "an NVIDIA device and a CUDA build of torch" if setting.value == "auto" else setting.where
         return Device("cuda", why)
     if setting.value == "auto":
-        return Device("software", found)
+        return Device("software", reason)
     raise SettingError(
-        f"{setting.where} requests 'cuda', but {found}; "
+        f"{setting.where} requests 'cuda', but {reason}; "
         "install a CUDA build of torch on a machine with an NVIDIA GPU, or choose 'software' or 'auto'"
     )
 

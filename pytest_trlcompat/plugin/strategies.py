@@ -1,7 +1,4 @@
-"""Tests under several strategies: the fixture ``strategy_launcher``, and the marker ``strategies`` that names them.
-
-Must not import the stack.
-"""
+"""Tests under several strategies: the fixture ``strategy_launcher``, and the marker ``strategies`` that names them."""
 
 from __future__ import annotations
 

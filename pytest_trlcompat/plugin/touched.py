@@ -22,7 +22,7 @@ _BAD = (Verdict.BROKEN, Verdict.SILENT, Verdict.WASTEFUL, Verdict.HANG)
 
 def shown(records: Collection[Record]) -> list[str]:
     """The ids of the issues by which TRL's own trainer was broken, silently wrong or wasteful, sorted."""
-    return sorted({each.issue for each in records if each.subject == "upstream" and each.verdict in _BAD})
+    return sorted({record.issue for record in records if record.subject == "upstream" and record.verdict in _BAD})
 
 
 def lines(trainer: str, issues: Sequence[str]) -> Iterator[str]:
@@ -44,13 +44,13 @@ def lines(trainer: str, issues: Sequence[str]) -> Iterator[str]:
         return
     answer = json.loads(done.stdout)
     of_others = [issue for issue in issues if not _is_about(issue, answer["trainers"])]
-    found = _sorted(answer, [issue for issue in issues if issue not in of_others])
+    by_answer = _sorted(answer, [issue for issue in issues if issue not in of_others])
     yield f"{trainer}, of the {len(issues)} known issues that TRL's own trainers showed here:"
     for text, named in (
-        (f"bite it, and cured({trainer.rpartition(':')[2]}) cures them", found[True]),
-        ("bite it or not, by strategy, model and arguments; it cures those, too", found[None]),
-        ("do not bite it", found[False]),
-        ("nobody can say: no cure looks for them", found["unknown"]),
+        (f"bite it, and cured({trainer.rpartition(':')[2]}) cures them", by_answer[True]),
+        ("bite it or not, by strategy, model and arguments; it cures those, too", by_answer[None]),
+        ("do not bite it", by_answer[False]),
+        ("nobody can say: no cure looks for them", by_answer["unknown"]),
         ("are of other trainers", of_others),
     ):
         if named:
@@ -65,8 +65,8 @@ def _is_about(issue: str, trainers: Collection[str]) -> bool:
 
 def _sorted(answer: Mapping[str, Any], issues: Sequence[str]) -> dict[bool | str | None, list[str]]:
     """Issues by whether they bite; where several cures are of one issue, the one that is at work decides."""
-    found: dict[bool | str | None, list[str]] = {True: [], None: [], False: [], "unknown": []}
+    by_answer: dict[bool | str | None, list[str]] = {True: [], None: [], False: [], "unknown": []}
     for issue in issues:
         active = {cure["active"] for cure in answer["cures"] if issue in cure["issues"]}
-        found[next((each for each in (True, None, False) if each in active), "unknown")].append(issue)
-    return found
+        by_answer[next((activity for activity in (True, None, False) if activity in active), "unknown")].append(issue)
+    return by_answer

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,13 +130,28 @@ def test_what_the_index_was_made_from_changes_with_each_file(tmp_path: Path) -> 
 def test_what_the_reader_imports_is_part_of_what_the_index_was_made_from() -> None:
     sources = {Path(path).relative_to(ROOT).as_posix() for path in index._sources(known_issues.SOURCE)}
     assert {"pytest_trlcompat/catalog/reading.py", "pytest_trlcompat/conformance/grpo/rows.toml"} <= sources
-    assert "pytest_trlcompat/trainers/fsdp/fsdp_save.py" in sources  # whose folder is part of what the index says
+    assert not any(source.startswith("pytest_trlcompat/trainers/") for source in sources)
     text = Path(reading.__file__).read_text()
     imported = set(re.findall(r"from pytest_trlcompat(?:\.(\w+))? import (\w+)", text))
     named = {f"pytest_trlcompat/{f'{package}/' if package else ''}{name}.py" for package, name in imported}
     modules = {name for name in named if (ROOT / name).is_file()}
     assert modules == {"pytest_trlcompat/stack.py", "pytest_trlcompat/conformance/rows.py"}
     assert modules <= sources
+
+
+def test_the_index_is_made_anew_where_a_cure_moves_but_not_where_its_text_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for path in (ROOT / "pytest_trlcompat").iterdir():
+        if path.name != "trainers":
+            (tmp_path / path.name).symlink_to(path)
+    trainers = shutil.copytree(ROOT / "pytest_trlcompat" / "trainers", tmp_path / "trainers")
+    monkeypatch.setattr(index, "_PACKAGE", tmp_path)
+    before = index.stamp(known_issues.SOURCE)
+    (trainers / "fsdp" / "fsdp_save.py").write_text("")
+    assert index.stamp(known_issues.SOURCE) == before
+    (trainers / "fsdp" / "fsdp_save.py").rename(trainers / "loss" / "fsdp_save.py")
+    assert index.stamp(known_issues.SOURCE) != before
 
 
 def test_a_wheel_has_the_index_beside_the_reader(

@@ -19,6 +19,7 @@ from pytest_trlcompat.trainers.curing.patching import PatchPoint, owner_of, repl
 
 __all__ = ["AdapterLoadingMixin", "without_tensor_parallelism"]
 
+# PEFT 0.19 imports for it what Transformers has from 5.1 on, not in 5.10.0, and dropped in 5.16.
 PEFT_SHARDING = PatchPoint("peft.utils.save_and_load:_maybe_shard_state_dict_for_tp", ">=0.19")
 
 
@@ -41,7 +42,7 @@ def _splitting_nothing(_upstream: Callable[..., None]) -> Callable[..., None]:
 
 
 def _needless() -> str:
-    """Why PEFT can be left alone, by what is installed; empty where it imports what Transformers has not."""
+    """Why PEFT can be left alone; empty if it imports something that the installed Transformers does not have."""
     if not installed("peft"):
         return "PEFT is not installed"
     if owner_of(PEFT_SHARDING, AdapterLoadingMixin.__name__) is None:

@@ -62,6 +62,7 @@ class AdapterReferenceMixin(Cure):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         needed = _disables_adapters(type(self), *_methods(type(self)))
+        # No point is needed where TRL does not disable adapters for the reference, as from 0.27 on.
         with replaced_in((patch_points.GRPO_CONSTRUCTOR,) * needed, self._keeping, AdapterReferenceMixin.__name__):
             super().__init__(*args, **kwargs)
 
@@ -71,9 +72,9 @@ class AdapterReferenceMixin(Cure):
             if instance is self:
                 import trl
 
-                given = inspect.signature(upstream).bind(instance, *args, **kwargs).arguments
-                policy, settings = given.get("model"), given.get("args") or trl.GRPOConfig
-                is_own = trains_adapters(policy) and given.get("peft_config") is None
+                arguments = inspect.signature(upstream).bind(instance, *args, **kwargs).arguments
+                policy, settings = arguments.get("model"), arguments.get("args") or trl.GRPOConfig
+                is_own = trains_adapters(policy) and arguments.get("peft_config") is None
                 if is_own and settings.beta and not _does_nothing(policy):
                     _refuse(policy, settings)
                     _add_copy(policy)
@@ -113,7 +114,7 @@ class AdapterReferenceMixin(Cure):
             return upstream.compute_loss(*args, **kwargs)
 
     def _switching(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
-        """``disable_adapter`` that has the copy at work where TRL calls it, which is before rewards are computed."""
+        """``disable_adapter`` that uses the copy where TRL calls it, which is before rewards are computed."""
         asked: list[Any] = []
 
         @contextmanager
@@ -127,13 +128,16 @@ class AdapterReferenceMixin(Cure):
 
     @contextmanager
     def _as_given(self) -> Iterator[None]:
-        """Where adapters are disabled, have the copy at work instead."""
+        """Use the copy instead wherever adapters are disabled."""
         policy = self._given
         if policy is None or not any(_disabled(policy)):
             yield
             return
         self._referred += 1
-        trained, trainable = policy.active_adapter, [each for each in policy.parameters() if each.requires_grad]
+        trained, trainable = (
+            policy.active_adapter,
+            [parameter for parameter in policy.parameters() if parameter.requires_grad],
+        )
         policy.base_model.enable_adapter_layers()
         policy.base_model.set_adapter(_NAME)
         _train_only(policy, trainable)
@@ -175,12 +179,12 @@ def _disables_adapters(cls: type, *methods: str) -> bool:
 
 
 def _disabled(policy: Any) -> list[bool]:
-    """Of each layer that has adapters whether they are disabled.
+    """For each layer with adapters, whether they are disabled.
 
     A model of Transformers has a method of the same name as such a layer's attribute.
     """
-    found = (getattr(module, "disable_adapters", None) for module in policy.modules())
-    return [each for each in found if isinstance(each, bool)]
+    flags = (getattr(module, "disable_adapters", None) for module in policy.modules())
+    return [flag for flag in flags if isinstance(flag, bool)]
 
 
 def _does_nothing(policy: Any) -> bool:
@@ -190,8 +194,10 @@ def _does_nothing(policy: Any) -> bool:
         return False
     if any(getattr(config, name, None) for name in ("modules_to_save", "trainable_token_indices")):
         return False
-    factors = [each for name, each in policy.named_parameters() if ".lora_B." in name or ".lora_embedding_B." in name]
-    return bool(factors) and not any(each.is_meta or not each.numel() or each.any() for each in factors)
+    factors = [
+        parameter for name, parameter in policy.named_parameters() if ".lora_B." in name or ".lora_embedding_B." in name
+    ]
+    return bool(factors) and not any(factor.is_meta or not factor.numel() or factor.any() for factor in factors)
 
 
 _WANTED = "a second adapter with the weights of the first"
@@ -222,11 +228,13 @@ def _add_copy(policy: Any) -> None:
         raise _error(_WANTED, f"several are active: {policy.active_adapters}")
     if not _disabled(policy):
         raise _error(_WANTED, f"{policy.peft_config[trained].peft_type} has no layers that can be switched")
-    trainable = [each for each in policy.parameters() if each.requires_grad]
+    trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     try:
         policy.add_adapter(_NAME, copy.deepcopy(policy.peft_config[trained]))
     except (ValueError, TypeError) as error:
         raise _error(_WANTED, f"PEFT refuses it: {error}") from error
+    # Not in PEFT's list: saved with it, a checkpoint would have two adapters, and many releases of Transformers resume
+    # from the second one alone.
     del policy.peft_config[_NAME]
     named = dict(policy.named_parameters())
     for name, parameter in named.items():
@@ -236,8 +244,8 @@ def _add_copy(policy: Any) -> None:
 
 
 def _copy(parameter: Any, into: Any, name: str) -> None:
-    shards = [hasattr(each, "ds_tensor") for each in (parameter, into)]
-    shapes = None if into is None else [getattr(each, "ds_shape", each.shape) for each in (parameter, into)]
+    shards = [hasattr(tensor, "ds_tensor") for tensor in (parameter, into)]
+    shapes = None if into is None else [getattr(tensor, "ds_shape", tensor.shape) for tensor in (parameter, into)]
     if shapes is None or shapes[0] != shapes[1] or shards[0] != shards[1]:
         raise _error(f"a copy of {name}", "the second adapter has none, or one of another size")
     if parameter.is_meta or into.is_meta:
@@ -250,19 +258,19 @@ def _copy(parameter: Any, into: Any, name: str) -> None:
 
 def _train_only(policy: Any, trainable: list[Any]) -> None:
     """PEFT trains whichever adapter it is switched to."""
-    kept = {id(each) for each in trainable}
+    to_train = {id(parameter) for parameter in trainable}
     for parameter in policy.parameters():
-        if parameter.requires_grad != (id(parameter) in kept):
-            parameter.requires_grad_(id(parameter) in kept)
+        if parameter.requires_grad != (id(parameter) in to_train):
+            parameter.requires_grad_(id(parameter) in to_train)
 
 
 def _error(
-    wanted: str, found: str, remedy: str = "Merge the adapter into the model, and pass peft_config"
+    expected: str, seen: str, remedy: str = "Merge the adapter into the model, and pass peft_config"
 ) -> CureError:
     return CureError(
         "AdapterReferenceMixin",
-        wanted=wanted,
-        found=found,
+        expected=expected,
+        seen=seen,
         packages=("trl", "peft"),
         remedy=f"{remedy}, take trl >=0.27{leaving_out('AdapterReferenceMixin')}",
     )

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers.curing.conditions import ADAPTER, under
-from pytest_trlcompat.trainers.curing.cure import Activity, Cure, own
+from pytest_trlcompat.trainers.curing.cure import Activity, Cure, is_ours
 from pytest_trlcompat.trainers.curing.patching import PatchPoint, replaced
 from pytest_trlcompat.trainers.curing.upstream import codes_of
 
@@ -45,9 +45,10 @@ class AdapterSeedMixin(Cure):
             if instance is self:
                 from transformers import TrainingArguments, set_seed
 
-                given = inspect.signature(upstream).bind(instance, *args, **kwargs).arguments
-                if given.get("peft_config") is not None:
-                    set_seed((given.get("args") or TrainingArguments).seed)
+                arguments = inspect.signature(upstream).bind(instance, *args, **kwargs).arguments
+                if arguments.get("peft_config") is not None:
+                    # Transformers sets the same seed once more when the adapter is there, so nothing after it changes.
+                    set_seed((arguments.get("args") or TrainingArguments).seed)
                     self._seeded = True
             upstream(instance, *args, **kwargs)
 
@@ -65,7 +66,7 @@ class AdapterSeedMixin(Cure):
 def _makers(cls: type) -> Iterator[PatchPoint]:
     """The ``__init__`` of each class of TRL's, among the bases, that makes an adapter before it sets the seed."""
     for base in cls.__mro__:
-        if own(base) or not base.__module__.startswith("trl.") or "__init__" not in vars(base):
+        if is_ours(base) or not base.__module__.startswith("trl.") or "__init__" not in vars(base):
             continue
         if _makes_before_it_seeds(vars(base)["__init__"]):
             yield PatchPoint(f"{base.__module__}:{base.__qualname__}.__init__")

@@ -35,6 +35,7 @@ class DDPAdapterCheckpointingMixin(Cure):
         upstream: Any = super()
         if self.args.ddp_find_unused_parameters is not None or not _reenters(model):
             return upstream._wrap_model(model, *args, **kwargs)
+        # What Transformers decides for its own models that checkpoint; the user's arguments stay as they were.
         self.args.ddp_find_unused_parameters = False
         try:
             return upstream._wrap_model(model, *args, **kwargs)

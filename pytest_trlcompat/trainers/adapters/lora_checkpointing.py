@@ -25,8 +25,8 @@ __all__ = ["LoraCheckpointingMixin"]
 class LoraCheckpointingMixin(AdapterCheckpointingMixin, AroundGeneration):
     """Lets a subclass of ``trl.GRPOTrainer`` train adapters with gradient checkpointing.
 
-    Beside what :class:`AdapterCheckpointingMixin` does, it gives the layers the keywords back that they had before a
-    generation. Where the keywords are as they were, nothing is changed.
+    In addition to what :class:`AdapterCheckpointingMixin` does, it gives the layers back the keywords that they had
+    before a generation. Where the keywords are as they were, nothing is changed.
     """
 
     _kinds: ClassVar = {"grpo": 400}
@@ -41,12 +41,12 @@ class LoraCheckpointingMixin(AdapterCheckpointingMixin, AroundGeneration):
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        found = super()._activity(trainer_class, trainer)
-        if found.active is not False and trainer is not None and _forgets_keywords(trainer_class):
+        activity = super()._activity(trainer_class, trainer)
+        if activity.active is not False and trainer is not None and _forgets_keywords(trainer_class):
             reentrant = (trainer.args.gradient_checkpointing_kwargs or {}).get("use_reentrant", True)
             if not reentrant:
                 return Activity(True, "TRL turns checkpointing on again without its keywords")
-        return found
+        return activity
 
 
 def _forgets_keywords(trainer_class: type) -> bool:
@@ -64,6 +64,7 @@ def _keeping_keywords(unwrap: Callable[..., Any]) -> Callable[..., Any]:
         before = checkpointing_keywords(model)
         with unwrap(*args, **kwargs) as unwrapped:
             yield unwrapped
+        # TRL has turned checkpointing on again without keywords, so that it is reentrant.
         if before is not None and checkpointing_keywords(model) not in (None, before):
             unwrapped.gradient_checkpointing_enable(gradient_checkpointing_kwargs=before)
 

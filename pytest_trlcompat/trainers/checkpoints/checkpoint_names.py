@@ -69,16 +69,16 @@ def load_weights(model: Any, folder: Path | str) -> int:
     foreign = saved_names(folder) - set(model.state_dict())
     if not foreign:
         return 0
-    loaded, found = type(model).from_pretrained(
+    loaded, report = type(model).from_pretrained(
         folder, config=copy.deepcopy(model.config), output_loading_info=True, ignore_mismatched_sizes=True
     )
-    lacking = sorted({*found["missing_keys"], *(each[0] for each in found["mismatched_keys"])})
+    lacking = sorted({*report["missing_keys"], *(mismatch[0] for mismatch in report["mismatched_keys"])})
     if lacking:
         others = f" and {len(lacking) - 1} more" if lacking[1:] else ""
         raise CureError(
             CheckpointNamesMixin.__name__,
-            wanted=f"all weights of {type(model).__name__} in {folder}",
-            found=f"{lacking[0]}{others} is not there, or has another shape",
+            expected=f"all weights of {type(model).__name__} in {folder}",
+            seen=f"{lacking[0]}{others} is not there, or has another shape",
             packages=("transformers",),
             remedy="Resume from a checkpoint of this model, or load the model from it by from_pretrained",
         )
@@ -119,18 +119,18 @@ class CheckpointNamesMixin(Cure):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
-        found = upstream._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
+        result = upstream._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
         self._load_renamed(resume_from_checkpoint)
-        return found
+        return result
 
     def _load_best_model(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
-        found = upstream._load_best_model(*args, **kwargs)
+        result = upstream._load_best_model(*args, **kwargs)
         self._load_renamed(self.state.best_model_checkpoint)
-        return found
+        return result
 
     def _load_renamed(self, folder: str) -> None:
-        if all(each.holds(self) for each in _CONDITIONS):
+        if all(condition.holds(self) for condition in _CONDITIONS):
             self._renamed = load_weights(self.model, folder)
 
     @classmethod

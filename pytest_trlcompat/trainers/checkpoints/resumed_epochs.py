@@ -76,6 +76,7 @@ def _keep_in_step(sampler: Any, passed: Callable[[], int], count: Callable[[], N
         def __iter__(self) -> Iterator[Any]:
             nonlocal drawn
             while drawn < passed():
+                # The first element is enough: TRL's sampler draws the order of a whole epoch before it yields one.
                 next(iter(super().__iter__()), None)
                 drawn += 1
                 count()

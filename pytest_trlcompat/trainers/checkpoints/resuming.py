@@ -25,6 +25,7 @@ def random_states_can_be_loaded() -> contextlib.AbstractContextManager[None]:
     import numpy as np
     import torch
 
+    # What Transformers allows from 4.47 on. The function is asked of an array, since NumPy 2 has moved its module.
     reconstruct = np.empty(0).__reduce__()[0]
     context: contextlib.AbstractContextManager[None] = torch.serialization.safe_globals(
         [reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]

@@ -75,13 +75,13 @@ def trainer_named(name: str) -> type:
             "trl:DPOTrainer"
         )
     try:
-        found = _of_kind(name) if name in _NAMES else _named(name)
+        trainer = _of_kind(name) if name in _NAMES else _named(name)
         from transformers import Trainer
     except ImportError as error:
         raise UnknownTrainerError(_not_there(name, error)) from error
-    if not (isinstance(found, type) and issubclass(found, Trainer)):
+    if not (isinstance(trainer, type) and issubclass(trainer, Trainer)):
         raise UnknownTrainerError(f"{name} is no subclass of transformers.Trainer: there are no cures for it")
-    return found
+    return trainer
 
 
 def _of_kind(name: str) -> Any:
@@ -97,16 +97,16 @@ def _named(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UnknownTrainerError(f"{name!r} is no package.module:Class, such as trl:DPOTrainer")
-    found = import_module(module)
-    if not hasattr(found, attribute):
+    namespace = import_module(module)
+    if not hasattr(namespace, attribute):
         version = installed_version(module.partition(".")[0])
         raise UnknownTrainerError(f"{module}{f' {version}' if version else ''} has no {attribute}")
-    return getattr(found, attribute)
+    return getattr(namespace, attribute)
 
 
 def _not_there(name: str, error: ImportError) -> str:
-    own = name.partition(":")[0].partition(".")[0]
-    if isinstance(error, ModuleNotFoundError) and error.name in ("trl", "transformers", own):
+    package = name.partition(":")[0].partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and error.name in ("trl", "transformers", package):
         return (
             f"{error.name} is not installed in {sys.prefix}; run this with the Python of your training environment: "
             "python -m pytest_trlcompat cures"
@@ -121,13 +121,13 @@ def _cures(trainer: type) -> tuple[CureStatus, ...]:
         curing: Any = cured(trainer)
     except TypeError as error:
         raise UnknownTrainerError(str(error)) from error
-    found: tuple[CureStatus, ...] = curing.cures
-    return found
+    cures: tuple[CureStatus, ...] = curing.cures
+    return cures
 
 
 def _stack() -> dict[str, str]:
-    found = ((package, installed_version(package)) for package in _STACK)
-    return {package: version for package, version in found if version}
+    versions = ((package, installed_version(package)) for package in _STACK)
+    return {package: version for package, version in versions if version}
 
 
 def _to_dict(trainer: type, cures: Sequence[CureStatus]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import Any, TypeVar
 
-from pytest_trlcompat.trainers.curing.cure import own
+from pytest_trlcompat.trainers.curing.cure import is_ours
 from pytest_trlcompat.trainers.curing.kinds import KINDS
 from pytest_trlcompat.trainers.curing.names import MODULES
 from pytest_trlcompat.trainers.curing.trl_ppo import is_first_rloo_trainer, is_ppo_trainer
@@ -52,7 +52,7 @@ def cured(trainer: T, *, without: Collection[str] = ()) -> T:
         raise ValueError(
             f"without={', '.join(unknown)}: a {trainer.__name__} has no such cure; it has {', '.join(KINDS[kind])}"
         )
-    have = {base.__name__ for base in trainer.__mro__ if own(base)}
+    have = {base.__name__ for base in trainer.__mro__ if is_ours(base)}
     if too_late := sorted(have & set(without)):
         raise ValueError(
             f"without={', '.join(too_late)}: this {trainer.__name__} has it already; leave it out where it was put in, "
@@ -64,8 +64,8 @@ def cured(trainer: T, *, without: Collection[str] = ()) -> T:
         return trainer
     # The same class for the same question; it is kept by whoever uses it, and by nothing here.
     subclasses: list[type] = trainer.__subclasses__()
-    made = next((one for one in subclasses if vars(one).get(_MARK) == chosen), None)
-    return made or _make(trainer, chosen, left_out)  # type: ignore[return-value] # a subclass of it
+    existing = next((subclass for subclass in subclasses if vars(subclass).get(_MARK) == chosen), None)
+    return existing or _make(trainer, chosen, left_out)  # type: ignore[return-value] # a subclass of it
 
 
 def kind_of(trainer: type) -> str:
@@ -106,19 +106,19 @@ def _make(trainer: type, mixins: tuple[str, ...], left_out: Collection[str]) -> 
         _MARK: mixins,
         _LEFT_OUT: frozenset(left_out),
     }
-    made = type(trainer)(trainer.__name__, (*kit, trainer), described)
+    cured_class = type(trainer)(trainer.__name__, (*kit, trainer), described)
     for name in _SIGNED:
-        if getattr(made, name, None) is not getattr(trainer, name, None):
-            setattr(made, name, _with_the_signature_of(trainer, name, made))
-    return made
+        if getattr(cured_class, name, None) is not getattr(trainer, name, None):
+            setattr(cured_class, name, _with_the_signature_of(trainer, name, cured_class))
+    return cured_class
 
 
-def _with_the_signature_of(trainer: type, name: str, made: type) -> Callable[..., Any]:
+def _with_the_signature_of(trainer: type, name: str, cured_class: type) -> Callable[..., Any]:
     """The method of the mixins, which take any arguments, with the parameters of the trainer's own."""
 
     @functools.wraps(getattr(trainer, name))
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(super(made, self), name)(*args, **kwargs)
+        return getattr(super(cured_class, self), name)(*args, **kwargs)
 
     return method
 
@@ -131,11 +131,11 @@ def _qualified_name(trainer: type, left_out: Collection[str]) -> str:
 
 def __getattr__(name: str) -> Any:
     """A made class by its qualified name, which pickle asks for, also in a process that has not made it yet."""
-    found = re.fullmatch(r"cured\(([^:]+):([^,]+)((?:,\w+)*)\)", name)
-    if found is None:
+    parts = re.fullmatch(r"cured\(([^:]+):([^,]+)((?:,\w+)*)\)", name)
+    if parts is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, qualified, left_out = found.groups()
+    module, qualified, left_out = parts.groups()
     trainer: Any = import_module(module.replace("/", "."))
     for part in qualified.split("/"):
         trainer = getattr(trainer, part)
-    return cured(trainer, without=[each for each in left_out.split(",") if each])
+    return cured(trainer, without=[mixin for mixin in left_out.split(",") if mixin])

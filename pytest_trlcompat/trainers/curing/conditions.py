@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from pytest_trlcompat.trainers.curing.cure import Activity, Condition, own
+from pytest_trlcompat.trainers.curing.cure import Activity, Condition, is_ours
 
 __all__ = [
     "ACCUMULATION",
@@ -40,7 +40,9 @@ def under(trainer: Any, why: str, *conditions: Condition) -> Activity:
 
     Of a class alone (``trainer`` is ``None``) they are not known.
     """
-    if absent := next((each.needs for each in conditions if each.needs and not installed(each.needs)), ""):
+    if absent := next(
+        (condition.needs for condition in conditions if condition.needs and not installed(condition.needs)), ""
+    ):
         return Activity(False, f"{_TITLES[absent]} is not installed")
     if trainer is None:
         return Activity(None, f"{', '.join(condition.where for condition in conditions)}: {why}")
@@ -90,13 +92,13 @@ def installed(package: str) -> bool:
 
 
 def defined_by(cls: type, method: str, behind: type | None = None) -> str:
-    """The first package of those whose class defines ``method``, this one's cures aside; empty where none does.
+    """The package of the first class that defines ``method``, leaving out this package's; empty if none does.
 
     Args:
         behind: the mixin that asks which method it calls by ``super``: classes in front of it do not count.
     """
     bases = cls.__mro__ if behind is None else cls.__mro__[cls.__mro__.index(behind) + 1 :]
-    owners = (base for base in bases if method in vars(base) and not own(base))
+    owners = (base for base in bases if method in vars(base) and not is_ours(base))
     return next((base.__module__.partition(".")[0] for base in owners), "")
 
 
@@ -132,7 +134,7 @@ ACCUMULATION = Condition(
 LIGER = Condition(
     "with use_liger_kernel or use_liger_loss",
     "Liger's loss is not used",
-    lambda trainer: any(type(each).__module__.startswith("liger_kernel.") for each in vars(trainer).values()),
+    lambda trainer: any(type(value).__module__.startswith("liger_kernel.") for value in vars(trainer).values()),
     needs="liger_kernel",
 )
 """TRL's trainers keep Liger's loss as an attribute, under a name that has changed."""

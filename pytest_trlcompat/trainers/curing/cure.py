@@ -13,7 +13,7 @@ from pytest_trlcompat.trainers.curing.errors import CureError
 from pytest_trlcompat.trainers.curing.known import issues_of
 from pytest_trlcompat.trainers.curing.patching import PatchPoint, owner_of
 
-__all__ = ["Activity", "Condition", "Cure", "CureStatus", "check_order", "check_points", "own", "status_of"]
+__all__ = ["Activity", "Condition", "Cure", "CureStatus", "check_order", "check_points", "is_ours", "status_of"]
 
 LOGGER = "transformers.trainer.pytest_trlcompat"
 """Below Transformers' own, whose level ``TrainingArguments.log_level`` sets, and which has a handler."""
@@ -70,7 +70,7 @@ class CureStatus:
     upstream: tuple[str, ...]
 
 
-def own(cls: type) -> bool:
+def is_ours(cls: type) -> bool:
     """Whether a class is one of this package, and not upstream's or a user's."""
     return f"{cls.__module__}.".startswith(f"{_PACKAGE}.")
 
@@ -81,7 +81,7 @@ def check_order(cls: type) -> None:
     Raises:
         TypeError: with both, and the reason.
     """
-    behind = {base.__name__: number for number, base in enumerate(cls.__mro__) if own(base)}
+    behind = {base.__name__: number for number, base in enumerate(cls.__mro__) if is_ours(base)}
     for number, base in enumerate(cls.__mro__):
         for other, reason in vars(base).get("_stands_before", {}).items():
             if behind.get(other, number) < number:
@@ -92,7 +92,7 @@ def check_order(cls: type) -> None:
 
 
 def check_points(cls: type, trainer: Any = None) -> None:
-    """Refuse a trainer whose cures change what the installed releases should have, and have not.
+    """Refuse a trainer if one of its cures changes something that the installed releases should have but do not.
 
     What is not imported yet (DeepSpeed, PEFT) is looked at when it is used.
 
@@ -104,7 +104,7 @@ def check_points(cls: type, trainer: Any = None) -> None:
     """
     for base in cls.__mro__:
         conditions = vars(base).get("_needed", ())
-        if own(base) and (trainer is not None or not conditions):
+        if is_ours(base) and (trainer is not None or not conditions):
             try:
                 _check_points_of(base, cls)
             except CureError:
@@ -138,13 +138,15 @@ class _Cures:
 
 
 def _in_words(activities: Mapping[str, Activity]) -> str:
-    names = {each: [name for name, activity in activities.items() if activity.active is each] for each in (True, None)}
+    names = {
+        state: [name for name, activity in activities.items() if activity.active is state] for state in (True, None)
+    }
     depends = f"; depending on what it meets: {', '.join(names[None])}" if names[None] else ""
     return f"{', '.join(names[True]) or 'none for certain'}{depends}"
 
 
 def _is_cure(base: type) -> bool:
-    return own(base) and issubclass(base, Cure) and base.__name__.endswith("Mixin")
+    return is_ours(base) and issubclass(base, Cure) and base.__name__.endswith("Mixin")
 
 
 def status_of(cure: type[Cure], cls: type, trainer: Any = None) -> CureStatus:

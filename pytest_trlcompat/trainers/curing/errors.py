@@ -13,18 +13,20 @@ class CureError(RuntimeError):
 
     Args:
         cure: the mixin's name; empty where it is not known.
-        wanted: what it looked for, and where.
-        found: what is there instead.
+        expected: what it looked for, and where.
+        seen: what is there instead.
         packages: whose installed versions the message gives.
         remedy: what to do; by default how to leave the cure out.
     """
 
-    def __init__(self, cure: str, *, wanted: str, found: str, packages: tuple[str, ...] = (), remedy: str = "") -> None:
+    def __init__(
+        self, cure: str, *, expected: str, seen: str, packages: tuple[str, ...] = (), remedy: str = ""
+    ) -> None:
         self.cure = cure
         versions = f" with {versions_of(packages)}" if packages else ""
         if not remedy:
             remedy = f"Take a newer pytest-trlcompat, or releases that it knows{leaving_out(cure)}"
-        super().__init__(f"{cure or 'a cure'}{versions}: looked for {wanted}, but {found}. {remedy}")
+        super().__init__(f"{cure or 'a cure'}{versions}: looked for {expected}, but {seen}. {remedy}")
 
 
 def leaving_out(cure: str) -> str:

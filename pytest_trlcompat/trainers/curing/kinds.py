@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from pytest_trlcompat._issue_ids import CLASSES
 from pytest_trlcompat.trainers.curing.names import PLACES
 
 __all__ = ["KINDS", "TRAINERS", "in_order", "kind_named"]
@@ -45,29 +46,9 @@ def _kinds() -> Mapping[str, tuple[str, ...]]:
 
 KINDS: Mapping[str, tuple[str, ...]] = _kinds()
 """Kind of trainer to the names of its mixins: ``grpo``, ``ppo`` and ``distillation`` of TRL, ``rloo`` its RLOO from
-0.22 on, ``first_rloo`` that of until 0.21, whose training loop is PPO's, and ``trainer`` any other of Transformers'."""
+0.22 on, ``first_rloo`` that up to 0.21, whose training loop is PPO's, and ``trainer`` any other of Transformers'."""
 
-TRAINERS: Mapping[str, str] = MappingProxyType(
-    {
-        "grpo": "GRPOTrainer",
-        "ppo": "PPOTrainer",
-        "sft": "SFTTrainer",
-        "dpo": "DPOTrainer",
-        "reward": "RewardTrainer",
-        "rloo": "RLOOTrainer",
-        "kto": "KTOTrainer",
-        "orpo": "ORPOTrainer",
-        "cpo": "CPOTrainer",
-        "bco": "BCOTrainer",
-        "prm": "PRMTrainer",
-        "gkd": "GKDTrainer",
-        "distillation": "DistillationTrainer",
-        "online-dpo": "OnlineDPOTrainer",
-        "nash-md": "NashMDTrainer",
-        "xpo": "XPOTrainer",
-        "trainer": "YourTrainer",
-    }
-)
+TRAINERS = CLASSES
 """What people call a trainer to the name of TRL's class; ``trainer`` is any other, also a user's own."""
 
 

@@ -73,7 +73,7 @@ def mixins_of(modules: Iterable[str], trainer: str = "") -> tuple[str, ...]:
 
 
 def stored() -> str:
-    """What ``known.json`` of a wheel is."""
+    """The contents of a wheel's ``known.json``."""
     document = {
         mixin: [{"id": issue.id, "title": issue.title, "upstream": list(issue.upstream)} for issue in issues]
         for mixin, issues in collected(_entries()).items()

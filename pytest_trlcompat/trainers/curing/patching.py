@@ -88,8 +88,8 @@ def owner_of(point: PatchPoint, cure: str = "") -> ModuleType | type | None:
                 known = (base for base in owner.__mro__ if (base.__module__, base.__name__) == (point.module, part))
                 owner = next(known, owner)
         if hasattr(owner, name):
-            found: ModuleType | type = owner
-            return found
+            holder: ModuleType | type = owner
+            return holder
     except ImportError as error:
         cause = None if _is_missing(error, point.module) else error
     except AttributeError:
@@ -98,8 +98,8 @@ def owner_of(point: PatchPoint, cure: str = "") -> ModuleType | type | None:
         why = f"its module cannot be imported: {type(cause).__name__}: {cause}" if cause else "it is not there"
         raise CureError(
             cure,
-            wanted=point.where,
-            found=f"{why}, although {_releases(point)} should have it",
+            expected=point.where,
+            seen=f"{why}, although {_releases(point)} should have it",
             packages=(point.package,),
             remedy="" if cause is None else f"See to it that `import {point.module}` works{leaving_out(cure)}",
         ) from cause
@@ -116,14 +116,14 @@ def _releases(point: PatchPoint) -> str:
 
 
 def original(point: PatchPoint, cure: str = "") -> Any:
-    """What stands there beneath what this module has put there; ``None`` where the release has none."""
+    """Upstream's function at a point, beneath what this module has put in its place; ``None`` if there is none."""
     owner = owner_of(point, cure)
     if owner is None:
         return None
-    found = getattr(owner, point.name)
-    for layer in _layers(found):
-        found = layer.beneath
-    return found
+    function = getattr(owner, point.name)
+    for layer in _layers(function):
+        function = layer.beneath
+    return function
 
 
 _LAYER = "__trlcompat_layer__"
@@ -144,11 +144,11 @@ class _Layer:
         setattr(self._owner, self._name, staticmethod(function) if static else function)
 
 
-def _layer_of(found: Any) -> _Layer | None:
-    """The layer whose function ``found`` is; ``None`` for a function that somebody else has put there."""
-    layer: _Layer | None = getattr(found, _LAYER, None)
+def _layer_of(function: Any) -> _Layer | None:
+    """The layer whose function ``function`` is; ``None`` for a function that somebody else has put there."""
+    layer: _Layer | None = getattr(function, _LAYER, None)
     # functools.wraps copies the attribute to functions that need not call what they wrap.
-    return layer if layer is not None and layer.function is found else None
+    return layer if layer is not None and layer.function is function else None
 
 
 class _Slot(_Layer):
@@ -228,8 +228,8 @@ def extended(point: PatchPoint, make: Callable[[Any], Any], cure: str = "") -> N
             _Extension(owner, point.name, make)
 
 
-def _layers(found: Any) -> Iterator[_Layer]:
+def _layers(function: Any) -> Iterator[_Layer]:
     """What this module has put there, the outermost first."""
-    while (layer := _layer_of(found)) is not None:
+    while (layer := _layer_of(function)) is not None:
         yield layer
-        found = layer.beneath
+        function = layer.beneath

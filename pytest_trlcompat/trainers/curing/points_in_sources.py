@@ -22,10 +22,10 @@ def defines(folder: Path, point: PatchPoint) -> bool:
         if path.exists():
             body: list[ast.stmt] = _tree(path).body
             for part in point.where.rpartition(":")[2].split("."):
-                found = dict(_names(body))
-                if part not in found:
+                definitions = dict(_names(body))
+                if part not in definitions:
                     return False
-                body = getattr(found[part], "body", [])
+                body = getattr(definitions[part], "body", [])
             return True
     return False
 

@@ -26,14 +26,14 @@ _HEAD = '''\
 
 
 def stub() -> str:
-    """What ``__init__.pyi`` is."""
+    """The contents of ``__init__.pyi``."""
     in_order = sorted(MODULES.items(), key=lambda item: (item[1], item[0]))
     lines = [f"from .{module} import {name} as {name}\n" for name, module in in_order]
     return f"{_HEAD}{''.join(lines)}\n__all__: list[str]\n"
 
 
 def write(path: Path = STUB) -> None:
-    """Write it, where it is not there as it is now: whole, since several environments may be made at once."""
+    """Write it if it has changed, in one piece, since several environments may be made at once."""
     text = stub()
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return

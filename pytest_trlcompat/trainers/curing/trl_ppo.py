@@ -31,7 +31,7 @@ def is_ppo_trainer(trainer: type) -> bool:
 
 
 def is_first_rloo_trainer(trainer: type) -> bool:
-    """Whether TRL's RLOO trainer of until 0.21, which has PPO's training loop, is among the bases of a trainer.
+    """Whether TRL's RLOO trainer up to 0.21, which has PPO's training loop, is among the bases of a trainer.
 
     The newer one of that name leaves ``train`` to ``transformers.Trainer``. Nothing is imported for it.
     """

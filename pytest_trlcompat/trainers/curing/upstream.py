@@ -12,7 +12,7 @@ from types import CodeType, FunctionType
 from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers.curing import patch_points
-from pytest_trlcompat.trainers.curing.cure import Cure, own
+from pytest_trlcompat.trainers.curing.cure import Cure, is_ours
 from pytest_trlcompat.trainers.curing.patching import PatchPoint, original, replaced_in
 
 __all__ = [
@@ -43,9 +43,9 @@ def points_of(trainer_class: type, known: PatchPoint) -> tuple[PatchPoint, ...]:
     Imports nothing: a trainer that does not derive from TRL's class there has no need of its module. Whether a release
     has what it should have is not asked here, but when a trainer is built.
     """
-    modules = dict.fromkeys((known.module, *(base.__module__ for base in trainer_class.__mro__ if not own(base))))
-    found = (one for one in modules if hasattr(sys.modules.get(one), known.name))
-    return tuple(known if one == known.module else PatchPoint(f"{one}:{known.name}") for one in found)
+    modules = dict.fromkeys((known.module, *(base.__module__ for base in trainer_class.__mro__ if not is_ours(base))))
+    having = (module for module in modules if hasattr(sys.modules.get(module), known.name))
+    return tuple(known if module == known.module else PatchPoint(f"{module}:{known.name}") for module in having)
 
 
 def generation_uses(trainer_class: type, name: str) -> bool:
@@ -58,8 +58,12 @@ def generation_uses(trainer_class: type, name: str) -> bool:
 
 def _unwrapping_uses(unwrap: Callable[..., Any], name: str) -> bool:
     own_module = vars(import_module(inspect.unwrap(unwrap).__module__))
-    called = (each for called, each in own_module.items() if inspect.isfunction(each) and function_uses(unwrap, called))
-    return function_uses(unwrap, name) or any(function_uses(each, name) for each in called)
+    called = (
+        function
+        for called, function in own_module.items()
+        if inspect.isfunction(function) and function_uses(unwrap, called)
+    )
+    return function_uses(unwrap, name) or any(function_uses(function, name) for function in called)
 
 
 def class_uses(cls: type, name: str, but: tuple[str, ...] = ()) -> bool:
@@ -70,7 +74,7 @@ def class_uses(cls: type, name: str, but: tuple[str, ...] = ()) -> bool:
     return any(
         function_uses(member, name)
         for base in cls.__mro__
-        if not own(base) and not base.__module__.startswith(but)
+        if not is_ours(base) and not base.__module__.startswith(but)
         for member in vars(base).values()
         if inspect.isfunction(member)
     )
@@ -94,7 +98,7 @@ def definitions(cls: type, method: str) -> Iterator[tuple[str, Any, bool]]:
     """
     for base in cls.__mro__:
         defined = vars(base).get(method)
-        if defined is None or own(base):
+        if defined is None or is_ours(base):
             continue
         goes_on = function_uses(defined, "super") or function_uses(defined, method)
         yield base.__module__.partition(".")[0], defined, goes_on
@@ -122,7 +126,11 @@ def path_uses(cls: type, name: str, *methods: str, then: tuple[str, ...] = ()) -
             if uses and (package == "trl" or not goes_on):
                 return True
             doubt |= uses
-            waiting.extend(one for one in then if one not in waiting and function_uses(defined, one))
+            waiting.extend(
+                method_name
+                for method_name in then
+                if method_name not in waiting and function_uses(defined, method_name)
+            )
     return None if doubt else False
 
 
@@ -136,18 +144,18 @@ def codes_of(function: Any) -> Iterator[CodeType]:
     seen: set[int] = set()
     waiting = [function]
     while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
+        layer = waiting.pop()
+        if id(layer) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, (staticmethod, classmethod, functools.partial)):
-            waiting.append(one.func if isinstance(one, functools.partial) else one.__func__)
-        elif inspect.ismethod(one):
-            waiting.append(one.__func__)
-        elif isinstance(one, FunctionType):
-            yield one.__code__
-            waiting.append(getattr(one, "__wrapped__", None))
-            cells = (cell for cell in one.__closure__ or () if _is_filled(cell))
+        seen.add(id(layer))
+        if isinstance(layer, (staticmethod, classmethod, functools.partial)):
+            waiting.append(layer.func if isinstance(layer, functools.partial) else layer.__func__)
+        elif inspect.ismethod(layer):
+            waiting.append(layer.__func__)
+        elif isinstance(layer, FunctionType):
+            yield layer.__code__
+            waiting.append(getattr(layer, "__wrapped__", None))
+            cells = (cell for cell in layer.__closure__ or () if _is_filled(cell))
             waiting.extend(cell.cell_contents for cell in cells if callable(cell.cell_contents))
 
 
@@ -185,7 +193,7 @@ class AroundGeneration(Cure):
         or a callback, has an accelerator of its own, and gets upstream's.
         """
 
-        def made(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        def for_this_trainer(upstream: Callable[..., Any]) -> Callable[..., Any]:
             changed = make(upstream)
 
             def unwrap_model_for_generation(*args: Any, **kwargs: Any) -> Any:
@@ -195,7 +203,7 @@ class AroundGeneration(Cure):
 
             return unwrap_model_for_generation
 
-        return replaced_in(points_of(type(self), patch_points.GENERATION), made, cure)
+        return replaced_in(points_of(type(self), patch_points.GENERATION), for_this_trainer, cure)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         with self._around_generation():  # trl 0.15.0 and later generate here

@@ -1,4 +1,4 @@
-"""Of ``trainer-accumulation``, and part of the cure of ``grpo-gradient-accumulation``: under DeepSpeed all count, once.
+"""Part of the cures of ``trainer-accumulation`` and ``grpo-gradient-accumulation``: DeepSpeed's sum of gradients.
 
 Two things go wrong in DeepSpeed when gradients are accumulated, without an error and whoever trains:
 
@@ -62,6 +62,7 @@ def repair_accumulation(engine: Any) -> None:
     DeepSpeed's version whether it loses gradients, and by its code whether it divides those of outputs.
     """
     optimizer = engine.optimizer
+    # A method among the attributes of the object itself is ours, from an earlier call.
     losing = hasattr(optimizer, "get_all_grad_tensors") and "get_all_grad_tensors" not in vars(optimizer)
     if losing and _loses_gradients():
         _add_up(optimizer)
@@ -106,7 +107,7 @@ def _add_up(optimizer: Any) -> None:
 
     def summed(parameters: Sequence[torch.nn.Parameter], dtype: torch.dtype) -> list[torch.Tensor]:
         gradients: list[torch.Tensor] = last(parameters, dtype)
-        group = next(index for index, own in enumerate(optimizer.params_in_partition) if own is parameters)
+        group = next(index for index, partition in enumerate(optimizer.params_in_partition) if partition is parameters)
         so_far = optimizer.all_grad_tensors.get(group)
         if so_far is None or optimizer.averaged_gradients.get(group) is not None:
             return gradients  # the first, or what DeepSpeed adds itself

@@ -50,6 +50,7 @@ class DeepSpeedEvaluationMixin(Cure):
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         if self.is_deepspeed_enabled and self.deepspeed is None:
+            # To make an engine for inference, Transformers takes optimizer and scheduler out (transformers pull 44889).
             self._deepspeed_configuration = copy.deepcopy(self._configuration().config)
         upstream: Any = super()
         return upstream.evaluation_loop(*args, **kwargs)

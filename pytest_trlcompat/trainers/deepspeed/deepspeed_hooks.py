@@ -160,7 +160,7 @@ def _working(upstream: Callable[[Any], None]) -> Callable[[Any], None]:
     def add_hooks_and_forget_trace(engine: Any) -> None:
         try:
             upstream(engine)
-        except AttributeError as error:
+        except AttributeError as error:  # trl before 0.16 knows the old name alone, from 1.13 on the new one alone
             if error.name not in _NAMES:
                 raise
             add_hooks(engine)

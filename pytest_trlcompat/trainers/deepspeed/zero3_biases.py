@@ -52,7 +52,7 @@ class ZeRO3BiasesMixin(Cure):
 
 
 def _trains_biases(trainer: Any) -> bool:
-    pairs = ((getattr(each, "weight", None), getattr(each, "bias", None)) for each in trainer.model.modules())
+    pairs = ((getattr(module, "weight", None), getattr(module, "bias", None)) for module in trainer.model.modules())
     return any(
         getattr(bias, "requires_grad", False) and not getattr(weight, "requires_grad", True) for weight, bias in pairs
     )

@@ -107,6 +107,7 @@ def _right_for_bare_modules(upstream: Callable[..., Any]) -> Callable[..., Any]:
             with upstream(model, accelerator, *args, **kwargs) as unwrapped:
                 yield unwrapped
             return
+        # TRL looks for the optimizer on what it is given: on a bare module trl 0.14 raises, later ones lift no hook.
         engine = engine_of(model, accelerator)
         with _hooks_restored(engine), _nothing_to_lift(engine), upstream(engine, accelerator, *args, **kwargs) as whole:
             yield whole

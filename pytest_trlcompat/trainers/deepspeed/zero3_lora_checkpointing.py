@@ -50,17 +50,17 @@ class ZeRO3LoraCheckpointingMixin(Cure):
 
     def _checkpoint_reentrantly(self) -> None:
         requested = self.args.gradient_checkpointing_kwargs or {}
-        wanted = {**requested, "use_reentrant": True}
-        if requested == wanted:
+        reentrant = {**requested, "use_reentrant": True}
+        if requested == reentrant:
             return
         if requested.get("use_reentrant") is False:
             _LOGGER.warning(
                 "gradient_checkpointing_kwargs has use_reentrant=False, with which adapters cannot be trained under "
                 "ZeRO-3 (transformers issue 47254); it is True now"
             )
-        self.args.gradient_checkpointing_kwargs = wanted  # train() turns checkpointing on with them
-        if checkpointing_keywords(self.model) not in (None, wanted):
-            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=wanted)
+        self.args.gradient_checkpointing_kwargs = reentrant  # train() turns checkpointing on with them
+        if checkpointing_keywords(self.model) not in (None, reentrant):
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=reentrant)
         if not input_gradients_are_on(self.model):
             self.model.enable_input_require_grads()
 

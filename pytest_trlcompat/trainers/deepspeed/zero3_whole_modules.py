@@ -38,7 +38,7 @@ _building: ContextVar[bool] = ContextVar("own_hooks", default=False)
 
 @contextmanager
 def own_hooks(model: nn.Module | None = None) -> Iterator[None]:
-    """While it lasts, a wrapper of PEFT's has of DeepSpeed's functions and counters only its own.
+    """While the context lasts, a wrapper of PEFT's has only its own of DeepSpeed's functions and counters.
 
     In this context, for every wrapper, since some are made within it; and for those in ``model`` for good and in every
     thread, since a backward pass on an accelerator runs in threads of its own. Does nothing before PEFT was imported.
@@ -107,7 +107,7 @@ _WHOLE_MODULES = Condition(
 
 def _asks_for_zero3(*arguments: Any) -> bool:
     """Whether the settings among a trainer's arguments, or the accelerator of this process, are those of ZeRO-3."""
-    plugins = [getattr(each, "deepspeed_plugin", None) for each in (*arguments, _process_state())]
+    plugins = [getattr(holder, "deepspeed_plugin", None) for holder in (*arguments, _process_state())]
     return any(getattr(plugin, "zero_stage", None) == 3 for plugin in plugins)
 
 

@@ -38,6 +38,7 @@ class EvaluationRemainderMixin(Cure):
         trainer: Any = self
         if not _samples(type(self)):
             return upstream.get_eval_dataloader(eval_dataset)
+        # Before a loader holds them: `evaluation_loop` sets an attribute on what that holds.
         if isinstance(trainer.eval_dataset, dict):
             trainer.eval_dataset = {name: _with_attributes(data) for name, data in trainer.eval_dataset.items()}
         else:
@@ -76,7 +77,7 @@ def _samples(trainer_class: type) -> bool:
 
 
 def _has_length(dataset: Any) -> bool:
-    """Also of what has a length for some data alone, as Accelerate's shard of a stream."""
+    """Whether a data set has a length; Accelerate's shard of a stream has one for some data only."""
     try:
         len(dataset)
     except TypeError:
@@ -110,8 +111,8 @@ def _of_length(dataset: Any, rows: int | None) -> Iterator[None]:
     except AttributeError:
         raise CureError(
             "EvaluationRemainderMixin",
-            wanted="an evaluation data set that takes the attribute total_dataset_length, by which Accelerate counts",
-            found=f"this {type(dataset).__name__} takes no attribute",
+            expected="an evaluation data set that takes the attribute total_dataset_length, by which Accelerate counts",
+            seen=f"this {type(dataset).__name__} takes no attribute",
             packages=("accelerate",),
             remedy="Evaluate on a datasets.Dataset or on a list",
         ) from None

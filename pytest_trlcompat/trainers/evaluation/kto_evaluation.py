@@ -45,22 +45,23 @@ class KTOEvaluationMixin(Cure):
         upstream: Any = super()
         if not _exchanges(type(self)):
             return upstream._prepare_dataset(*args, **kwargs)
-        given = inspect.signature(upstream._prepare_dataset).bind(*args, **kwargs)
+        bound = inspect.signature(upstream._prepare_dataset).bind(*args, **kwargs)
         if not self._prepares_evaluations:
-            if given.arguments.get("dataset_name") != "train":
+            if bound.arguments.get("dataset_name") != "train":
                 raise CureError(
                     "KTOEvaluationMixin",
-                    wanted="the training's dataset to be the first that is prepared",
-                    found=f"one named {given.arguments.get('dataset_name')!r}",
+                    expected="the training's dataset to be the first that is prepared",
+                    seen=f"one named {bound.arguments.get('dataset_name')!r}",
                     packages=("trl",),
                     remedy="Build the trainer with a train_dataset" + leaving_out("KTOEvaluationMixin"),
                 )
             self._prepares_evaluations = True
-        elif _differs(given.arguments["args"]):
-            config = copy.copy(given.arguments["args"])
+        elif _differs(bound.arguments["args"]):
+            # A copy, since the trainer's own arguments say how large a batch of its training is.
+            config = copy.copy(bound.arguments["args"])
             vars(config)[_SIZE] = config.per_device_eval_batch_size
-            given.arguments["args"] = config
-        return upstream._prepare_dataset(*given.args, **given.kwargs)
+            bound.arguments["args"] = config
+        return upstream._prepare_dataset(*bound.args, **bound.kwargs)
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:

@@ -1,4 +1,4 @@
-"""Cure of ``fsdp2-rounded-outputs``: under FSDP2 a model returns what it has computed, and not that in bfloat16.
+"""Cure of ``fsdp2-rounded-outputs``: under FSDP2 a model returns what it has computed, not rounded to bfloat16.
 
 In mixed precision Accelerate gives FSDP2 a policy with an ``output_dtype``, so that every unit, and the root after all
 others, casts what it returns to bfloat16 or float16. FSDP1 casts nothing, and under DDP outputs come in float32. Logits
@@ -117,15 +117,15 @@ def _sharding_as_computed(trainer_class: type) -> Iterator[None]:
 def _as_computed(prepare: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(prepare)
     def prepared(*args: Any, **kwargs: Any) -> Any:
-        given = inspect.signature(prepare).bind(*args, **kwargs).arguments
-        if "accelerator" not in given:
+        arguments = inspect.signature(prepare).bind(*args, **kwargs).arguments
+        if "accelerator" not in arguments:
             raise CureError(
                 "FSDP2OutputsMixin",
-                wanted=f"the argument accelerator of {prepare.__module__}:{prepare.__qualname__}",
-                found=f"it was given {', '.join(given)}",
+                expected=f"the argument accelerator of {prepare.__module__}:{prepare.__qualname__}",
+                seen=f"it was given {', '.join(arguments)}",
                 packages=("accelerate", "trl"),
             )
-        plugin = given["accelerator"].state.fsdp_plugin
+        plugin = arguments["accelerator"].state.fsdp_plugin
         with outputs_as_computed(plugin):
             return prepare(*args, **kwargs)
 

@@ -40,14 +40,14 @@ class FSDPCheckpointedCacheMixin(Cure):
 
 
 def _without_cache(model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    if "use_cache" in kwargs or not torch.is_grad_enabled():
+    if "use_cache" in kwargs or not torch.is_grad_enabled():  # TRL says so itself from 0.22 on
         return None
     return args, {**kwargs, "use_cache": False}
 
 
 def _has_cache(config: Any) -> bool:
     language = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return any(hasattr(each, "use_cache") for each in (config, language))
+    return any(hasattr(part, "use_cache") for part in (config, language))
 
 
 _WRAPPED = Condition(

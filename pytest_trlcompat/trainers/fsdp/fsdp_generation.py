@@ -77,12 +77,14 @@ def root_put_back(model: nn.Module, accelerator: Any) -> None:
     inner = beneath_compile(model)
     if inner is model or isinstance(inner, FullyShardedDataParallel):
         return
-    root = next((one for one in map(beneath_compile, accelerator._models) if _beneath_fsdp(one) is inner), None)
+    root = next(
+        (wrapper for wrapper in map(beneath_compile, accelerator._models) if _beneath_fsdp(wrapper) is inner), None
+    )
     if root is None:
         raise CureError(
             FSDPGenerationMixin.__name__,
-            wanted=f"FSDP1's root above the {type(inner).__name__} that is compiled",
-            found=f"it is none of the {len(accelerator._models)} models of the accelerator",
+            expected=f"FSDP1's root above the {type(inner).__name__} that is compiled",
+            seen=f"it is none of the {len(accelerator._models)} models of the accelerator",
             packages=("accelerate", "torch"),
         )
     model._orig_mod = root

@@ -62,6 +62,7 @@ class FSDPGradientsMixin(AroundGeneration):
         def forgetting(unwrap: Callable[..., Any]) -> Callable[..., Any]:
             @contextmanager
             def unwrap_model_for_generation(*args: Any, **kwargs: Any) -> Iterator[Any]:
+                # The root's forward pass begins with this, and generation goes past the root.
                 forget_zeroed_gradients(model)
                 with unwrap(*args, **kwargs) as unwrapped:
                     yield unwrapped

@@ -26,6 +26,7 @@ __all__ = ["FSDPOffloadGenerationMixin", "inputs_moved"]
 @contextmanager
 def inputs_moved(model: nn.Module, device: Any) -> Iterator[None]:
     """Move the tensors that ``model``, or a language model in it, is called with to ``device`` while it lasts."""
+    # Transformers moves what it passes to the parameters' device before each of these calls, from 5.13 on.
     called = [module for module in model.modules() if hasattr(module, "prepare_inputs_for_generation")]
     hooks = [
         module.register_forward_pre_hook(

@@ -100,8 +100,8 @@ def shard_reference_model(model: nn.Module, accelerator: Any) -> nn.Module:
     if not is_sharded(sharded):
         raise CureError(
             "FSDPReferenceModelMixin",
-            wanted=f"a reference model sharded by FSDP{version}",
-            found=f"Accelerate has returned a {type(sharded).__name__} that is whole",
+            expected=f"a reference model sharded by FSDP{version}",
+            seen=f"Accelerate has returned a {type(sharded).__name__} that is whole",
             packages=("accelerate", "torch"),
         )
     _reshard_at_once(sharded, accelerator)
@@ -144,15 +144,15 @@ class FSDPReferenceModelMixin(Cure):
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
         return under(trainer, "it is sharded like the policy, and asks for no gradients", *cls._needed)
 
-    def _replace_ref_model(self, made: nn.Module) -> None:
-        if is_sharded(made):
-            made.requires_grad_(False)
-            _reshard_at_once(made, self.accelerator)
+    def _replace_ref_model(self, ref_model: nn.Module) -> None:
+        if is_sharded(ref_model):
+            ref_model.requires_grad_(False)
+            _reshard_at_once(ref_model, self.accelerator)
             return
-        self.ref_model = shard_reference_model(made, self.accelerator)
+        self.ref_model = shard_reference_model(ref_model, self.accelerator)
         # SyncRefModelCallback was given the model that the trainer had made.
         for callback in self.callback_handler.callbacks:
-            if getattr(callback, "ref_model", None) is made:
+            if getattr(callback, "ref_model", None) is ref_model:
                 callback.ref_model = self.ref_model
 
 
@@ -236,4 +236,4 @@ def _plugin_kept(plugin: Any) -> Iterator[None]:
 
 def forget(accelerator: Any, *models: nn.Module) -> None:
     """Take models out of those that the accelerator trains, clips the gradients of, and counts before an evaluation."""
-    accelerator._models = [one for one in accelerator._models if not any(one is model for model in models)]
+    accelerator._models = [held for held in accelerator._models if not any(held is model for model in models)]

@@ -78,15 +78,15 @@ def state_dict_on_rank_0(model: nn.Module, device: torch.device) -> dict[str, to
     Returns:
         Names to tensors on the CPU on rank 0, nothing on the others.
     """
-    kept: dict[int, torch.Tensor | None] = {}  # every rank must gather what is tied once
+    copies: dict[int, torch.Tensor | None] = {}  # every rank must gather what is tied once
     named = model.state_dict(keep_vars=True)
     for tensor in named.values():
-        if id(tensor) not in kept:
+        if id(tensor) not in copies:
             whole = tensor.detach()
             if hasattr(whole, "full_tensor"):
                 whole = whole.to(device).full_tensor()
-            kept[id(tensor)] = whole.cpu() if torch.distributed.get_rank() == 0 else None
-    whole_by_name = {name: kept[id(tensor)] for name, tensor in named.items()}
+            copies[id(tensor)] = whole.cpu() if torch.distributed.get_rank() == 0 else None
+    whole_by_name = {name: copies[id(tensor)] for name, tensor in named.items()}
     return {name: tensor for name, tensor in whole_by_name.items() if tensor is not None}
 
 
@@ -132,5 +132,5 @@ def _unwraps_fsdp1() -> bool:
     Its ``get_state_dict`` then unwraps in three places, and in two otherwise.
     """
     code = inspect.unwrap(original(patch_points.GET_STATE_DICT)).__code__
-    calls = [one for one in dis.get_instructions(code) if one.argval == "unwrap_model"]
+    calls = [instruction for instruction in dis.get_instructions(code) if instruction.argval == "unwrap_model"]
     return len(calls) > 2

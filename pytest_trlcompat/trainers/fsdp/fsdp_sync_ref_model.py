@@ -95,11 +95,11 @@ def check_alike(target: nn.Module, source: nn.Module) -> None:
     ours, theirs = layouts.values()
     for name in dict.fromkeys((*ours, *theirs)):
         if ours.get(name) != theirs.get(name):
-            found = "; ".join(f"{role}: {_described(layout.get(name))}" for role, layout in layouts.items())
+            difference = "; ".join(f"{role}: {_described(layout.get(name))}" for role, layout in layouts.items())
             raise CureError(
                 "FSDPSyncRefModelMixin",
-                wanted=f"the same FSDP1 unit {name or 'at the root'!r} in policy and reference model, to mix shards",
-                found=f"it differs: {found}",
+                expected=f"the same FSDP1 unit {name or 'at the root'!r} in policy and reference model, to mix shards",
+                seen=f"it differs: {difference}",
                 packages=("trl", "accelerate", "torch"),
                 remedy="Give both models the same dtype and the same fsdp_transformer_layer_cls_to_wrap, and leave it "
                 "to the trainer to shard the reference model; or train without sync_ref_model",
@@ -134,8 +134,8 @@ class FSDPSyncRefModelCallback(SyncRefModelCallback):
         if policy is None or not all(sharded.values()):
             raise CureError(
                 "FSDPSyncRefModelMixin",
-                wanted="policy and reference model both sharded by FSDP1, to mix their shards",
-                found=", ".join(f"the {role} is{'' if is_so else ' not'}" for role, is_so in sharded.items()),
+                expected="policy and reference model both sharded by FSDP1, to mix their shards",
+                seen=", ".join(f"the {role} is{'' if is_so else ' not'}" for role, is_so in sharded.items()),
                 packages=("trl", "accelerate", "torch"),
                 remedy="Leave it to the trainer to shard the reference model, or train without sync_ref_model",
             )
@@ -188,9 +188,9 @@ def _root(policy: nn.Module, accelerator: Any) -> nn.Module | None:
 
 def _units(model: nn.Module) -> dict[str, Any]:
     """FSDP1's units by the names that their modules have without any wrapper."""
-    found = FullyShardedDataParallel.fsdp_modules(model)
+    units = FullyShardedDataParallel.fsdp_modules(model)
     names = {id(module): name for name, module in model.named_modules()}
-    return {_bare(names[id(unit)]): unit for unit in found}
+    return {_bare(names[id(unit)]): unit for unit in units}
 
 
 def _has_run(unit: Any) -> bool:

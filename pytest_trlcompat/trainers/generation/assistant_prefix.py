@@ -77,7 +77,7 @@ class AssistantPrefixMixin(Cure):
         return maybe_apply_chat_template
 
     def _rendering(self, upstream: Callable[..., Any], prompts: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _renders_all_alike(type(self)) or not any(_is_begun(each) for each in prompts):
+        if not _renders_all_alike(type(self)) or not any(_is_begun(prompt) for prompt in prompts):
             return upstream(prompts, *args, **kwargs)
         before = self._seen
         with replaced_in(_POINTS, self._continuing, AssistantPrefixMixin.__name__):
@@ -85,8 +85,8 @@ class AssistantPrefixMixin(Cure):
         if self._seen == before:
             raise CureError(
                 "AssistantPrefixMixin",
-                wanted="the call by which Transformers renders prompts that end with an assistant's message",
-                found="something else has rendered them",
+                expected="the call by which Transformers renders prompts that end with an assistant's message",
+                seen="something else has rendered them",
                 packages=("trl", "transformers"),
                 remedy="Apply the chat template yourself, with continue_final_message=True, and give texts as prompts"
                 + leaving_out("AssistantPrefixMixin"),
@@ -97,7 +97,7 @@ class AssistantPrefixMixin(Cure):
         def render_jinja_template(
             conversations: Any, *args: Any, continue_final_message: Any = False, **kwargs: Any
         ) -> Any:
-            begun = [_is_begun(getattr(each, "messages", each)) for each in conversations]
+            begun = [_is_begun(getattr(conversation, "messages", conversation)) for conversation in conversations]
             self._seen += sum(begun)
             if continue_final_message or not kwargs.get("add_generation_prompt") or not any(begun):
                 return upstream(conversations, *args, continue_final_message=continue_final_message, **kwargs)

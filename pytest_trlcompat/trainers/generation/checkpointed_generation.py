@@ -29,6 +29,7 @@ _SWITCH = "gradient_checkpointing_disable"
 def gradient_checkpointing_off(model: nn.Module) -> Iterator[None]:
     """Let no module of ``model`` checkpoint its activations while the context lasts; nothing else about it changes."""
     modules: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    # By this attribute alone, so that layers keep the keywords that they checkpoint with.
     for module in modules:
         module.gradient_checkpointing = False
     try:

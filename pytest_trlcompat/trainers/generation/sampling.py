@@ -44,12 +44,12 @@ def sampling_preferences_set_aside(model: nn.Module, generation_config: Any) -> 
     """
     owner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     original = owner.generation_config
-    wanted = {name: getattr(generation_config, name, None) for name in _PREFERENCES}
-    if all(getattr(original, name, None) == value for name, value in wanted.items()):
+    preferences = {name: getattr(generation_config, name, None) for name in _PREFERENCES}
+    if all(getattr(original, name, None) == value for name, value in preferences.items()):
         yield
         return
     owner.generation_config = copy.deepcopy(original)
-    for name, value in wanted.items():
+    for name, value in preferences.items():
         setattr(owner.generation_config, name, value)
     try:
         yield

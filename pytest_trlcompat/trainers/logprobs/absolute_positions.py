@@ -64,9 +64,11 @@ def _has_table(model: Any) -> bool:
     from torch import nn
 
     length = getattr(model.config, "max_position_embeddings", None)
-    tables = [each for each in model.modules() if isinstance(each, nn.Embedding)]
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     words = model.get_input_embeddings()
-    return any(type(each) is nn.Embedding and each.num_embeddings == length and each is not words for each in tables)
+    return any(
+        type(table) is nn.Embedding and table.num_embeddings == length and table is not words for table in tables
+    )
 
 
 def _without_padding(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:

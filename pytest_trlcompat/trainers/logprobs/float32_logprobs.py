@@ -52,6 +52,7 @@ def in_float32(selective_log_softmax: Callable[..., Tensor]) -> Callable[..., Te
             named: Mapping[str, Any] = {name: _cut(value, number, len(logits)) for name, value in kwargs.items()}
             return selective_log_softmax(row.float(), index[number : number + 1], *more, **named)
 
+        # Computed again in the backward pass, so that no copy in float32 is kept for it.
         rows = [
             checkpoint(of_row, logits[number : number + 1], number, use_reentrant=False, preserve_rng_state=False)
             for number in range(len(logits))

@@ -141,11 +141,11 @@ def _can_be_split(inputs: Mapping[str, Any], rows: int) -> None:
     """Refuse inputs of which nobody here knows which rows belong to which sequence, such as patches of images."""
     for name, value in inputs.items():
         if value is not None and not (isinstance(value, Tensor) and value.dim() and len(value) == rows):
-            found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            description = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise CureError(
                 "LogitsToKeepMixin",
-                wanted=f"{rows} rows of {name}, to split them as the sequences are",
-                found=f"it has {found}",
+                expected=f"{rows} rows of {name}, to split them as the sequences are",
+                seen=f"it has {description}",
                 packages=("trl", "transformers"),
                 remedy="Give no batch_size, so that all sequences are computed at once",
             )
@@ -239,7 +239,7 @@ class LogitsToKeepMixin(Cure):
             return Activity(None, "by the model and the temperature: TRL knows one keyword alone")
         if not trainer._upstream_divides_by_temperature():
             return Activity(True, "TRL does not divide by the temperature")
-        model = next((one for one in (trainer.model_wrapped, trainer.model) if one in _answers), None)
+        model = next((candidate for candidate in (trainer.model_wrapped, trainer.model) if candidate in _answers), None)
         if model is None:
             return Activity(None, "the model is asked for its keyword at the first loss")
         if _answers[model] == "logits_to_keep":
@@ -296,7 +296,9 @@ class _ClosureCalls:
 
 def _takes_batch_size(method: Callable[..., Any]) -> bool:
     parameters = inspect.signature(method).parameters.values()
-    return any(one.name == "batch_size" or one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+    return any(
+        parameter.name == "batch_size" or parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters
+    )
 
 
 def _has_logps_method(upstream: Any) -> bool:

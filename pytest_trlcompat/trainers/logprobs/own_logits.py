@@ -66,7 +66,7 @@ class OwnLogitsMixin(Cure):
             return Activity(False, "logits are the model's own")
         if trainer is None:
             return Activity(None, "depends on the model: its logits may be more than the output head")
-        states = [vars(each)[_STATE] for each in modules_held(trainer) if _STATE in vars(each)]
+        states = [vars(module)[_STATE] for module in modules_held(trainer) if _STATE in vars(module)]
         if any(state.is_unread for state in states):
             return Activity(
                 True, "the output head's weight is none that TRL's fused head could use without a call of the head"
@@ -99,7 +99,7 @@ def _checking(upstream: Callable[..., Any]) -> Callable[..., Any]:
         outputs: tuple[str, ...] = ("log_probs",),
         **more: Any,
     ) -> None:
-        own = model.forward
+        unfused = model.forward
         upstream(model, temperature, cast_lm_head_to_fp32, outputs, **more)
         # RoBERTa's ``lm_head`` has layers, and its output embeddings are the last of them.
         is_plain = _is_head_alone(type(model)) and getattr(model, "lm_head", None) is model.get_output_embeddings()
@@ -110,18 +110,18 @@ def _checking(upstream: Callable[..., Any]) -> Callable[..., Any]:
         def forward(self: Any, *args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
             if fused_lm_head and not _is_at_hand(self.get_output_embeddings()):
                 state.is_unread = True
-                return _from_logits(own, temperature, cast_lm_head_to_fp32, outputs, args, kwargs)
+                return _from_logits(unfused, temperature, cast_lm_head_to_fp32, outputs, args, kwargs)
             if not fused_lm_head or state.differs is False:
                 return fused(*args, fused_lm_head=fused_lm_head, **kwargs)
             if state.differs is None:
                 with _without_dropout(self):
                     both = [
                         fused(*args, fused_lm_head=True, **kwargs).log_probs,
-                        _from_logits(own, temperature, cast_lm_head_to_fp32, outputs, args, kwargs).log_probs,
+                        _from_logits(unfused, temperature, cast_lm_head_to_fp32, outputs, args, kwargs).log_probs,
                     ]
                 state.differs = not _same(*both)
                 return self.forward(*args, fused_lm_head=True, **kwargs)
-            return _from_logits(own, temperature, cast_lm_head_to_fp32, outputs, args, kwargs)
+            return _from_logits(unfused, temperature, cast_lm_head_to_fp32, outputs, args, kwargs)
 
         model.forward = types.MethodType(forward, model)
 
@@ -131,11 +131,11 @@ def _checking(upstream: Callable[..., Any]) -> Callable[..., Any]:
 def _with_signature_of(function: Any) -> Callable[[Any], Any]:
     """``generate`` holds what it passes against the signature of a model's forward pass."""
 
-    def given(forward: Any) -> Any:
+    def with_signature(forward: Any) -> Any:
         forward.__signature__ = inspect.signature(function)
         return forward
 
-    return given
+    return with_signature
 
 
 def _is_at_hand(head: Any) -> bool:
@@ -163,17 +163,21 @@ def _without_dropout(model: Any) -> Iterator[None]:
         model.train(was_training)
 
 
-def _same(fused: torch.Tensor, own: torch.Tensor) -> bool:
+def _same(fused: torch.Tensor, unfused: torch.Tensor) -> bool:
     """But for rounding of logits, in the precision that the model computes in, or in that of an autocast."""
     import torch
 
-    kind = torch.get_autocast_dtype(own.device.type) if torch.is_autocast_enabled(own.device.type) else own.dtype
-    allowed = 4 * torch.finfo(kind).eps * max(1.0, float(own.abs().max()))
-    return float((fused - own).abs().max()) <= allowed
+    kind = (
+        torch.get_autocast_dtype(unfused.device.type)
+        if torch.is_autocast_enabled(unfused.device.type)
+        else unfused.dtype
+    )
+    allowed = 4 * torch.finfo(kind).eps * max(1.0, float(unfused.abs().max()))
+    return float((fused - unfused).abs().max()) <= allowed
 
 
 def _from_logits(
-    own: Callable[..., Any],
+    forward: Callable[..., Any],
     temperature: float,
     cast_to_fp32: bool,
     outputs: tuple[str, ...],
@@ -183,33 +187,33 @@ def _from_logits(
     """What the fused head returns, of the logits of the model's own forward pass."""
     import torch
 
-    given = dict(kwargs)
-    labels, shifted, count = (given.pop(name, None) for name in ("labels", "shift_labels", "num_items_in_batch"))
-    output = own(*args, **{**given, "use_cache": False})
+    inputs = dict(kwargs)
+    labels, shifted, count = (inputs.pop(name, None) for name in ("labels", "shift_labels", "num_items_in_batch"))
+    output = forward(*args, **{**inputs, "use_cache": False})
     logits = output.logits if shifted is not None else output.logits[:, :-1]
     labels = labels[:, 1:] if shifted is None else shifted
     labels = labels.to(logits.device)
     mask = labels != -100
     logits = (logits.float() if cast_to_fp32 or logits.dtype is not torch.float64 else logits) / temperature
-    wanted = labels.clamp(min=0)[..., None]
+    targets = labels.clamp(min=0)[..., None]
     logps = logits.log_softmax(-1)
     values: dict[str, Callable[[], torch.Tensor]] = {
-        "log_probs": lambda: logps.gather(-1, wanted).squeeze(-1),
+        "log_probs": lambda: logps.gather(-1, targets).squeeze(-1),
         "entropy": lambda: -(logps.exp() * logps).sum(-1),
         "log_sum_sq_probs": lambda: (2 * logps.detach()).logsumexp(-1),
         "mean_logits": lambda: logits.detach().mean(-1),
-        "is_top1": lambda: logits.detach().argmax(-1) == wanted.squeeze(-1),
+        "is_top1": lambda: logits.detach().argmax(-1) == targets.squeeze(-1),
     }
-    found = {
+    results = {
         name: value().masked_fill(~mask, 0) for name, value in values.items() if name in outputs or name == "log_probs"
     }
-    loss = -found["log_probs"].sum() / (mask.sum().clamp(min=1) if count is None else count)
+    loss = -results["log_probs"].sum() / (mask.sum().clamp(min=1) if count is None else count)
     aux_loss = getattr(output, "aux_loss", None)
     if aux_loss is not None:
-        config = own.__self__.config.get_text_config()  # type: ignore[attr-defined]
+        config = forward.__self__.config.get_text_config()  # type: ignore[attr-defined]
         loss = loss + getattr(config, "router_aux_loss_coef", 0.0) * aux_loss
     kind = import_module("trl.trainer.utils").FusedCausalLMOutput
-    return kind(loss=loss, label_mask=mask, aux_loss=aux_loss, **found)
+    return kind(loss=loss, label_mask=mask, aux_loss=aux_loss, **results)
 
 
 def _is_head_alone(model_class: type) -> bool:
@@ -221,16 +225,21 @@ def _is_head_alone(model_class: type) -> bool:
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(model_class.forward)))  # type: ignore[attr-defined]
     except (OSError, TypeError):
         return False
-    given = [
+    assigned = [
         node.value
         for node in ast.walk(ast.parse(source))
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign))
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if any(isinstance(each, ast.Name) and each.id == "logits" for each in ast.walk(target))
+        if any(isinstance(name, ast.Name) and name.id == "logits" for name in ast.walk(target))
     ]
-    if len(given) != 1 or not isinstance(given[0], ast.Call) or len(given[0].args) != 1 or given[0].keywords:
+    if (
+        len(assigned) != 1
+        or not isinstance(assigned[0], ast.Call)
+        or len(assigned[0].args) != 1
+        or assigned[0].keywords
+    ):
         return False
-    called, (hidden,) = given[0].func, given[0].args
+    called, (hidden,) = assigned[0].func, assigned[0].args
     return (
         isinstance(called, ast.Attribute)
         and called.attr == "lm_head"

@@ -78,8 +78,8 @@ def log_probs_without_triton() -> Iterator[None]:
 
 
 def _misses_triton() -> bool:
-    found = getattr(import_module(_MODULE), _NAME, True)
-    return found is None or isinstance(found, _FunctionByContext)
+    function = getattr(import_module(_MODULE), _NAME, True)
+    return function is None or isinstance(function, _FunctionByContext)
 
 
 def _function(utils: Any) -> Any:
@@ -131,12 +131,14 @@ def _function(utils: Any) -> Any:
                 ]
                 logps = _logits(inputs[0], inputs[1], inputs[2], *ctx.settings).log_softmax(-1)
                 values = {0: _chosen(logps, targets), 1: _entropy(logps)}
-                wanted = [index for index in values if gradients[index] is not None]
+                outputs_with_gradient = [index for index in values if gradients[index] is not None]
                 leaves = {i: tensor for i, tensor in enumerate(inputs) if tensor is not None and tensor.requires_grad}
-                found = torch.autograd.grad(
-                    [values[index] for index in wanted], [*leaves.values()], [gradients[index] for index in wanted]
+                input_gradients = torch.autograd.grad(
+                    [values[index] for index in outputs_with_gradient],
+                    [*leaves.values()],
+                    [gradients[index] for index in outputs_with_gradient],
                 )
-            by_place = dict(zip(leaves, found, strict=True))
+            by_place = dict(zip(leaves, input_gradients, strict=True))
             return (*(by_place.get(index) for index in range(3)), *[None] * 6)
 
     return PlainLogProbs

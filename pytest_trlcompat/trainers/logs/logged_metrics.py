@@ -41,15 +41,16 @@ class LoggedMetricsMixin(Cure):
         upstream: Any = super()
         rewards = upstream._calculate_rewards(*args, **kwargs)
         if LoggedMetricsMixin._activity(type(self), self).active:
-            given = inspect.signature(upstream._calculate_rewards).bind(*args, **kwargs)
-            self._share_what_was_logged(len(given.arguments["prompts"]))
+            bound = inspect.signature(upstream._calculate_rewards).bind(*args, **kwargs)
+            self._share_what_was_logged(len(bound.arguments["prompts"]))
         return rewards
 
     def _share_what_was_logged(self, completions: int) -> None:
         from accelerate.utils import gather_object
 
-        own = {name: (float(sum(values)), len(values)) for name, values in self._pending_metrics.items()}
-        every = gather_object([(own, list(self._pending_extra_logs))])
+        sums = {name: (float(sum(values)), len(values)) for name, values in self._pending_metrics.items()}
+        # One collective for all names: a rank that lacks one would go on to another collective than the others.
+        every = gather_object([(sums, list(self._pending_extra_logs))])
         for name in dict.fromkeys(name for numbers, _ in every for name in numbers):
             parts = [numbers[name] for numbers, _ in every if name in numbers]
             total, count = (sum(part) for part in zip(*parts, strict=True))

@@ -85,6 +85,8 @@ class EntropyBonusMixin(Cure):
             total = weights.sum(dtype=torch.float64)
             if not total:
                 return loss
+            # The bonus is to be minus the coefficient times the mean entropy per token, of which this micro-batch adds
+            # one of `steps` parts: its tokens' weights in the loss then add up to -coefficient / steps.
             factor = -coefficient / steps / float(total)
             if abs(factor - 1) < _ROUNDING:
                 return loss
@@ -114,7 +116,7 @@ class EntropyBonusMixin(Cure):
     def _log_whole(self, logged: Any, micro: float, gathered: Any, steps: float) -> None:
         """Multiply what was logged, where it is the policy's part of this micro-batch: its share of the mean."""
         if micro:
-            self._divided_twice = any(abs(float(each) - micro) <= 1e-4 * abs(micro) for each in gathered)
+            self._divided_twice = any(abs(float(value) - micro) <= 1e-4 * abs(micro) for value in gathered)
         if self._divided_twice:
             logged[-1] *= steps
 

@@ -122,11 +122,11 @@ class ScaledBackward(Cure):
             (derivative,) = torch.autograd.grad(loss, losses[-1], retain_graph=True, allow_unused=True)
         if derivative is None:
             raise self._unseen("the loss that it was given was not made from what compute_loss returned")
-        found = float(derivative.sum())
+        factor = float(derivative.sum())
         for divisor in (1, self.args.gradient_accumulation_steps, self._micro_batches()):
-            if abs(found * divisor - 1) < 1e-2:  # in 16 bits a third is not a third
+            if abs(factor * divisor - 1) < 1e-2:  # in 16 bits a third is not a third
                 return int(divisor)
-        raise self._unseen(f"before it the loss was multiplied by {found:.6g}")
+        raise self._unseen(f"before it the loss was multiplied by {factor:.6g}")
 
     def _loss_is_divided(self) -> bool:
         """Whether ``compute_loss`` returns a part of the step's mean, as TRL's does in newer releases."""
@@ -135,12 +135,12 @@ class ScaledBackward(Cure):
             raise self._unseen(f"a loss function around TRL's uses {_NUMBER}, by which TRL's does not divide")
         return divided
 
-    def _unseen(self, found: str) -> CureError:
-        name = next(each.__name__ for each in type(self).__mro__ if ScaledBackward in each.__bases__)
+    def _unseen(self, seen: str) -> CureError:
+        name = next(base.__name__ for base in type(self).__mro__ if ScaledBackward in base.__bases__)
         return CureError(
             name,
-            wanted="how often accelerator.backward divides the loss by the number of accumulated micro-batches",
-            found=found,
+            expected="how often accelerator.backward divides the loss by the number of accumulated micro-batches",
+            seen=seen,
             packages=("transformers", "accelerate"),
             remedy="Scale the loss in compute_loss and not in training_step, or train with "
             "gradient_accumulation_steps=1, or leave this cure out if you divide the loss yourself: "

@@ -49,8 +49,12 @@ class LigerGradientsMixin(Cure):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
         loss = upstream.training_step(*args, **kwargs)
-        if self.accelerator.sync_gradients and all(each.holds(self) for each in _NEEDED) and _unwraps(type(self)):
-            _average([each for each in self.model.parameters() if each.requires_grad])
+        if (
+            self.accelerator.sync_gradients
+            and all(condition.holds(self) for condition in _NEEDED)
+            and _unwraps(type(self))
+        ):
+            _average([parameter for parameter in self.model.parameters() if parameter.requires_grad])
         return loss
 
     @classmethod

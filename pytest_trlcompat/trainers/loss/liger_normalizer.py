@@ -55,8 +55,8 @@ class LigerNormalizerMixin(Cure):
         if _COUNT not in inputs:
             raise CureError(
                 "LigerNormalizerMixin",
-                wanted=f"the number of tokens of a step, {_COUNT}, in what the loss is given",
-                found="it is not there",
+                expected=f"the number of tokens of a step, {_COUNT}, in what the loss is given",
+                seen="it is not there",
                 packages=("trl", "liger-kernel"),
             )
         mask = inputs["completion_mask"]
@@ -98,12 +98,12 @@ def _divides_wrongly(trainer: Any) -> bool:
 def _normalizer_of_liger() -> Any:
     """The function by which Liger finds what it divides by."""
     base = getattr(import_module(_BASE), "LigerFusedLinearPPOBase", None)
-    found = getattr(base, "_compute_dapo_normalizer", None)
-    if found is None:
+    normalizer = getattr(base, "_compute_dapo_normalizer", None)
+    if normalizer is None:
         raise CureError(
             "LigerNormalizerMixin",
-            wanted=f"LigerFusedLinearPPOBase._compute_dapo_normalizer in {_BASE}",
-            found="it is not there",
+            expected=f"LigerFusedLinearPPOBase._compute_dapo_normalizer in {_BASE}",
+            seen="it is not there",
             packages=("trl", "liger-kernel"),
         )
-    return found
+    return normalizer

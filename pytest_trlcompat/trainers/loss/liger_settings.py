@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from pytest_trlcompat.trainers.curing.conditions import LIGER, under
-from pytest_trlcompat.trainers.curing.cure import Activity, Cure, own
+from pytest_trlcompat.trainers.curing.cure import Activity, Cure, is_ours
 
 __all__ = ["LigerSettingsMixin"]
 
@@ -49,7 +49,7 @@ def _given_dataset(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """What a trainer was given to train on, by name or by place."""
     if "train_dataset" in kwargs:
         return kwargs["train_dataset"]
-    build = next(vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base) and not own(base))
+    build = next(vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base) and not is_ours(base))
     return inspect.signature(build).bind_partial(None, *args, **kwargs).arguments.get("train_dataset")
 
 

@@ -41,8 +41,8 @@ class ScaleRewardsMixin(Cure):
         if self.scale_rewards not in _NAMED:
             raise CureError(
                 "ScaleRewardsMixin",
-                wanted="a division of the advantages by the deviation of the batch",
-                found=f"with scale_rewards={self.scale_rewards!r} this release divides by that of the group",
+                expected="a division of the advantages by the deviation of the batch",
+                seen=f"with scale_rewards={self.scale_rewards!r} this release divides by that of the group",
                 packages=("trl",),
                 remedy=f'Take trl >=0.22.2, or scale_rewards="group"{leaving_out("ScaleRewardsMixin")}',
             )

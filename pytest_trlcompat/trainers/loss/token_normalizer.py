@@ -89,8 +89,8 @@ def _shares(cls: type) -> bool:
     if shares is None:
         raise CureError(
             "TokenNormalizerMixin",
-            wanted="whether the loss divides by the share of tokens that a step trains on",
-            found="a loss function around TRL's uses steps_per_generation, and TRL's does not",
+            expected="whether the loss divides by the share of tokens that a step trains on",
+            seen="a loss function around TRL's uses steps_per_generation, and TRL's does not",
             packages=("trl",),
         )
     return shares
@@ -100,7 +100,9 @@ def _masks_before_it_counts(cls: type) -> bool:
     """Whether TRL leaves truncated completions out before it counts tokens, as from 1.9 on."""
     for _, defined, _ in definitions(cls, "_generate_and_score_completions"):
         for code in codes_of(defined):
-            mentions = [str(one.argval) for one in dis.get_instructions(code)]  # Python 3.13 stores two names at once
+            mentions = [
+                str(instruction.argval) for instruction in dis.get_instructions(code)
+            ]  # Python 3.13 stores two names at once
             first = [
                 next((at for at, mention in enumerate(mentions) if name in mention), None)
                 for name in ("mask_truncated_completions", "num_items_in_batch")

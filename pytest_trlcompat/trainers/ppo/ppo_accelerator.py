@@ -36,6 +36,7 @@ def accelerator_of_arguments(args: Any) -> AbstractContextManager[None]:
 
     def with_plugin(upstream: Callable[..., None]) -> Callable[..., None]:
         def __init__(self: Any, *more: Any, **keywords: Any) -> None:  # noqa: N807 - it is one
+            # Without it Accelerate 1.0 to 1.8 takes what the arguments have left for an earlier accelerator's state.
             upstream(self, *more, **{"deepspeed_plugin": plugin, **keywords})
 
         return __init__

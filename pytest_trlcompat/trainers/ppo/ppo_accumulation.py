@@ -36,6 +36,7 @@ class PPOAccumulationMixin(Cure):
         upstream: Any = super()
         wrapped = getattr(self.accelerator, "deepspeed_engine_wrapped", None)
         if wrapped is not None:
+            # Accelerate before 1.9 enters DeepSpeed's own for all micro-batches but the last.
             self.accelerator.no_sync = synchronising
             repair_accumulation(wrapped.engine)
         return upstream.train(*args, **kwargs)

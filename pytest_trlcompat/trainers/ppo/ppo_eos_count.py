@@ -36,8 +36,8 @@ class PPOEosCountMixin(Cure):
         """As ``Trainer.log``; collective where ``logs`` has the count, as upstream's gathering before it is."""
         upstream: Any = super()
         if _COUNT in logs and SEVERAL_RANKS.holds(self):
-            own = torch.tensor(logs[_COUNT], device=self.accelerator.device)
-            logs = {**logs, _COUNT: int(self.accelerator.reduce(own, "sum"))}
+            count = torch.tensor(logs[_COUNT], device=self.accelerator.device)
+            logs = {**logs, _COUNT: int(self.accelerator.reduce(count, "sum"))}
         upstream.log(logs, *args, **kwargs)
 
     @classmethod

@@ -154,8 +154,8 @@ def _made_for_fsdp(upstream: Callable[..., None]) -> Callable[..., None]:
         upstream(self, *args, **kwargs)
         # Upstream has made its accelerator by now.
         if AcceleratorState().distributed_type == DistributedType.FSDP:
-            made: Any = type(self)
-            self.__class__ = _for_fsdp(made)
+            trainer_class: Any = type(self)
+            self.__class__ = _for_fsdp(trainer_class)
             del self._modules["critic_backbone"]
 
     return __init__

@@ -45,7 +45,7 @@ class PPOGradNormMixin(Cure):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         upstream: Any = super()
         # Asked by the name of this class: self has the conditions of the first mixin among its bases.
-        clips = all(each.holds(self) for each in PPOGradNormMixin._needed)
+        clips = all(condition.holds(self) for condition in PPOGradNormMixin._needed)
         with self._clipping() if clips else nullcontext():
             return upstream.train(*args, **kwargs)
 

@@ -78,8 +78,8 @@ class PPOObjectiveEntropyMixin(Cure):
         if self._padding is None:
             raise CureError(
                 PPOObjectiveEntropyMixin.__name__,
-                wanted="a call of masked_whiten before each log",
-                found="there was none",
+                expected="a call of masked_whiten before each log",
+                seen="there was none",
                 packages=("trl",),
             )
         padding, self._padding = self._padding, None

@@ -109,8 +109,8 @@ def _check_engine(engine: Any, micro_batches: int) -> None:
     if counted != micro_batches:
         raise CureError(
             PPOOptimizerStepsMixin.__name__,
-            wanted=f"an engine of DeepSpeed that steps after the {micro_batches} micro-batches of a mini-batch",
-            found=f"it steps after {counted}",
+            expected=f"an engine of DeepSpeed that steps after the {micro_batches} micro-batches of a mini-batch",
+            seen=f"it steps after {counted}",
             packages=("trl", "deepspeed"),
             remedy="Set num_mini_batches=1, or gradient_accumulation_steps=1"
             + leaving_out(PPOOptimizerStepsMixin.__name__),

@@ -103,11 +103,11 @@ class PPOSaveMixin(Cure):
             upstream._save(output_dir, state_dict=state_dict)
             return
         if state_dict is not None:
-            kept = {name: tensor for name, tensor in state_dict.items() if name.startswith(_PREFIX)}
-            state_dict = {name[len(_PREFIX) :]: tensor for name, tensor in kept.items()}
+            of_policy = {name: tensor for name, tensor in state_dict.items() if name.startswith(_PREFIX)}
+            state_dict = {name[len(_PREFIX) :]: tensor for name, tensor in of_policy.items()}
         # PEFT from 0.21 on would find no tensor of an adapter that FSDP1 has sharded (``lora-fsdp-save``).
-        found = adapter_found(policy) if shards_adapter(policy, self.accelerator) else nullcontext()
-        with mock.patch.object(self, "model", policy), found:
+        seeing_adapter = adapter_found(policy) if shards_adapter(policy, self.accelerator) else nullcontext()
+        with mock.patch.object(self, "model", policy), seeing_adapter:
             upstream._save(output_dir, state_dict=state_dict)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> Any:

@@ -72,9 +72,9 @@ class PrecomputedReferenceMixin(Cure):
             if not _takes_cache_files(type(self)) or not hasattr(dataset, _CACHE_PATH) or _is_cached_on_all(dataset):
                 return upstream._precompute_ref_logps(dataset, *args, **kwargs)
             stack.enter_context(_caching())
-            found = upstream._precompute_ref_logps(self._from_files(dataset), *args, **kwargs)
+            dataset_with_logps = upstream._precompute_ref_logps(self._from_files(dataset), *args, **kwargs)
         self.accelerator.wait_for_everyone()  # to open them, before the first rank may end and delete them
-        return found
+        return dataset_with_logps
 
     def _hashing(self) -> contextlib.AbstractContextManager[None]:
         return replaced_in(points_of(type(self), HASH_MODULE), self._of_whole_weights, _NAME)
@@ -86,12 +86,12 @@ class PrecomputedReferenceMixin(Cure):
             if not any(map(_is_part, state.values())):
                 return upstream(module)
             self._hashed += 1
-            found = hashlib.sha256()
+            digest = hashlib.sha256()
             for name, tensor in sorted(state.items()):
                 with _whole(tensor, self.accelerator.device) as whole:
-                    found.update(f"{name} {whole.dtype} {tuple(whole.shape)} ".encode())
-                    found.update(_bytes_of(whole))
-            return found.hexdigest()
+                    digest.update(f"{name} {whole.dtype} {tuple(whole.shape)} ".encode())
+                    digest.update(_bytes_of(whole))
+            return digest.hexdigest()
 
         return hash_module
 
@@ -110,8 +110,8 @@ class PrecomputedReferenceMixin(Cure):
         if unseen:
             raise CureError(
                 _NAME,
-                wanted=f"the folder {folder}, in which the first rank has written the dataset, on every rank",
-                found=f"ranks {', '.join(map(str, unseen))} do not see it",
+                expected=f"the folder {folder}, in which the first rank has written the dataset, on every rank",
+                seen=f"ranks {', '.join(map(str, unseen))} do not see it",
                 packages=("trl", "datasets"),
                 remedy="Point TMPDIR at storage that all machines share, or give a dataset that was loaded from there"
                 + leaving_out(_NAME),
@@ -186,5 +186,5 @@ def _bytes_of(tensor: Any) -> bytes:
     """Of any dtype, also those that NumPy does not know."""
     import torch
 
-    found: bytes = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return found
+    content: bytes = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return content

@@ -37,10 +37,10 @@ REFERENCE_CONSTRUCTORS = (
 class ReferenceOfPolicyMixin(Cure):
     """Gives the reference model of a subclass of TRL's trainer of GRPO, DPO, KTO or RLOO the weights of the policy.
 
-    Of that which the real call of TRL's ``__init__`` has, whatever a user's class was given, and to the reference model
-    that this call makes. A policy that was given as a name, one with an adapter, and a reference model that was given,
-    are left as they are: there upstream is right, or has no reference model. Of another size, the reference model
-    becomes a copy of the policy.
+    The policy is the one that TRL's own ``__init__`` is called with, whatever a user's class was given; the reference
+    model is the one that this call makes. A policy that was given as a name, one with an adapter, and a reference model
+    that was given, are left as they are: there upstream is right, or has no reference model. Of another size, the
+    reference model becomes a copy of the policy.
 
     Raises:
         CureError: under ZeRO-3, where the reference model is of another size: partitioned weights cannot be copied.
@@ -63,9 +63,9 @@ class ReferenceOfPolicyMixin(Cure):
             arguments = inspect.signature(upstream).bind(instance, *args, **kwargs).arguments
             policy = arguments.get("model")
             is_bare = isinstance(policy, torch.nn.Module) and not hasattr(policy, "peft_config")
-            given = is_bare and arguments.get("ref_model") is None
+            makes_reference = is_bare and arguments.get("ref_model") is None
             # By their names as they are now: an adapter that the trainer adds gives them others.
-            self._policy_as_given = (policy, _tensors(policy)) if given else None
+            self._policy_as_given = (policy, _tensors(policy)) if makes_reference else None
             try:
                 upstream(instance, *args, **kwargs)
             finally:
@@ -76,8 +76,8 @@ class ReferenceOfPolicyMixin(Cure):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "ref_model" and isinstance(value, torch.nn.Module) and self._policy_as_given is not None:
             # Upstream sets it again when it is wrapped, and then it has these weights already.
-            (policy, given), self._policy_as_given = self._policy_as_given, None
-            value = _with_weights_of(policy, given, value)
+            (policy, weights), self._policy_as_given = self._policy_as_given, None
+            value = _with_weights_of(policy, weights, value)
         super().__setattr__(name, value)
 
     @classmethod
@@ -90,7 +90,7 @@ class ReferenceOfPolicyMixin(Cure):
 def _constructors(cls: type) -> tuple[PatchPoint, ...]:
     """Those of TRL's that are called when a trainer of this class is built, and that read a reference model."""
     modules = {base.__module__ for base in cls.__mro__}
-    return tuple(each for each in REFERENCE_CONSTRUCTORS if each.module in modules and expected(each))
+    return tuple(point for point in REFERENCE_CONSTRUCTORS if point.module in modules and expected(point))
 
 
 def _tensors(model: Any) -> dict[str, torch.Tensor]:
@@ -98,26 +98,30 @@ def _tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def _with_weights_of(
-    policy: torch.nn.Module, given: dict[str, torch.Tensor], reference: torch.nn.Module
+    policy: torch.nn.Module, weights: dict[str, torch.Tensor], reference: torch.nn.Module
 ) -> torch.nn.Module:
     """The reference model, or a copy of the policy where it is of another size."""
-    own = _tensors(reference)
-    partitioned = {name: each.ds_tensor for name, each in given.items() if hasattr(each, "ds_tensor")}
-    given = given | partitioned
-    own |= {name: each.ds_tensor for name, each in own.items() if hasattr(each, "ds_tensor")}
-    if {name: each.shape for name, each in given.items()} != {name: each.shape for name, each in own.items()}:
+    reference_weights = _tensors(reference)
+    partitioned = {name: tensor.ds_tensor for name, tensor in weights.items() if hasattr(tensor, "ds_tensor")}
+    weights = weights | partitioned
+    reference_weights |= {
+        name: tensor.ds_tensor for name, tensor in reference_weights.items() if hasattr(tensor, "ds_tensor")
+    }
+    if {name: tensor.shape for name, tensor in weights.items()} != {
+        name: tensor.shape for name, tensor in reference_weights.items()
+    }:
         if partitioned:
             raise CureError(
                 "ReferenceOfPolicyMixin",
-                wanted="a reference model with the parameters of the policy",
-                found="what the policy's config names has others, and ZeRO-3 has partitioned both",
+                expected="a reference model with the parameters of the policy",
+                seen="what the policy's config names has others, and ZeRO-3 has partitioned both",
                 packages=("trl", "deepspeed"),
                 remedy="Save the policy to a folder and load it from there" + leaving_out("ReferenceOfPolicyMixin"),
             )
         return copy.deepcopy(policy)
     with torch.no_grad():
-        for name, parameter in own.items():
-            if parameter.is_meta or given[name].is_meta:
+        for name, parameter in reference_weights.items():
+            if parameter.is_meta or weights[name].is_meta:
                 continue  # another rank has it, and gives it to this one
-            parameter.copy_(given[name])
+            parameter.copy_(weights[name])
     return reference

@@ -47,36 +47,38 @@ class DecayedNormsMixin(Cure):
         if not self.args.weight_decay:
             return upstream.get_decay_parameter_names(*args, **kwargs)
         with replaced(PARAMETER_NAMES, self._but_norms, DecayedNormsMixin.__name__):
-            found = upstream.get_decay_parameter_names(*args, **kwargs)
-        if self._left_out is not None and any(name.rpartition(".")[2] == _FLAT for name in found):
+            names = upstream.get_decay_parameter_names(*args, **kwargs)
+        if self._left_out is not None and any(name.rpartition(".")[2] == _FLAT for name in names):
             logging.getLogger(__name__).warning(
                 "DecayedNormsMixin: FSDP1 with use_orig_params=False has made one parameter of norms and weights, "
                 "which decays as a whole"
             )
-        return found
+        return names
 
     def _but_norms(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
         def get_parameter_names(*args: Any, **kwargs: Any) -> Any:
-            found = upstream(*args, **kwargs)
+            names = upstream(*args, **kwargs)
             asked = args[2] if len(args) > 2 else kwargs.get("forbidden_layer_names")
             if _names_norms(asked or ()):
-                return found
-            kept = [name for name in found if not _NORM.search(name.lower())]
-            self._left_out = len(found) - len(kept)
-            return kept
+                return names
+            decaying = [name for name in names if not _NORM.search(name.lower())]
+            self._left_out = len(names) - len(decaying)
+            return decaying
 
         return get_parameter_names
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        own = next((found for who, found, _ in definitions(trainer_class, _METHOD) if who == "transformers"), None)
-        if own is None:
+        method = next(
+            (defined for who, defined, _ in definitions(trainer_class, _METHOD) if who == "transformers"), None
+        )
+        if method is None:
             return Activity(False, "the trainer's own class says what decays")
         if trainer is not None and not trainer.args.weight_decay:
             return Activity(False, "weight_decay is 0")
         if trainer is not None and trainer._left_out is not None:
             return Activity(bool(trainer._left_out), f"{trainer._left_out} parameters of norms do not decay")
-        decayed = _norms_that_decay(own)
+        decayed = _norms_that_decay(method)
         if decayed is None:
             return Activity(None, "seen when the optimizer is made")
         if not decayed:

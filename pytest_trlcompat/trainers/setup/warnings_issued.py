@@ -56,10 +56,10 @@ class _Lent:
         self.current: ContextVar[dict[str, bool] | None] = ContextVar(_NAME, default=None)
 
     def __get__(self, model: Any, model_class: type) -> dict[str, bool]:
-        found = self.current.get()
-        if found is None:
+        issued = self.current.get()
+        if issued is None:
             raise AttributeError(f"{model_class.__name__!r} object has no attribute {_NAME!r}", name=_NAME, obj=model)
-        return found
+        return issued
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def parameters_of_fsdp1(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         for name, module in root.named_modules()
         if isinstance(module, FullyShardedDataParallel) and module is not root
     }
-    outer = {name: unit for name, unit in units.items() if not any(name.startswith(f"{each}.") for each in units)}
+    outer = {name: unit for name, unit in units.items() if not any(name.startswith(f"{other}.") for other in units)}
     seen: set[str] = set()
     beneath = tuple(_bare(f"{name}.") for name in outer)
     # A layer of the root's own may have its adapter in units of their own.
@@ -115,8 +115,8 @@ def _is_plain(layer: Any) -> bool:
         return True
     variants = getattr(layer, "lora_variant", None) or {}
     flags = (getattr(layer, name, None) or {} for name in ("use_dora", "lora_bias"))
-    given = {name for flag in flags for name, value in flag.items() if value}
-    return type(layer) is Linear and _has_dora(layer, given | set(variants))
+    enabled = {name for flag in flags for name, value in flag.items() if value}
+    return type(layer) is Linear and _has_dora(layer, enabled | set(variants))
 
 
 def _has_dora(layer: Any, adapters: set[str]) -> bool:

@@ -42,8 +42,8 @@ _BIAS, _NEVER = "logit_bias", -100.0
 
 
 class VLLMImagesMixin(Cure):
-    """Hands vLLM one token for each image of a prompt, and sees that it makes those of the training of it; has it look
-    at images anew whenever it has got weights; and keeps it from sampling such a token.
+    """Hands vLLM one token for each image of a prompt, and checks that vLLM makes of it the tokens that are trained on;
+    has it look at images anew whenever it has got weights; and keeps it from sampling such a token.
 
     Of any trainer that generates with TRL's ``VLLMGeneration``, in the same process or by a server that is vLLM's own,
     and whose processor has images. Prompts that are texts, and such without images, go as they are. A ``logit_bias``
@@ -105,8 +105,8 @@ def _is_served(trainer: Any) -> bool:
 
 
 def _image_token_of(trainer: Any) -> int | None:
-    found: int | None = getattr(getattr(trainer, "processing_class", None), "image_token_id", None)
-    return found
+    token: int | None = getattr(getattr(trainer, "processing_class", None), "image_token_id", None)
+    return token
 
 
 def _forgetting(trainer: Any, engine: Any) -> Callable[[], None]:
@@ -134,11 +134,11 @@ def _ask_to_forget(client: Any) -> None:
         raise _cannot_forget(f"POST {url} is answered by {status}")
 
 
-def _cannot_forget(found: str) -> CureError:
+def _cannot_forget(seen: str) -> CureError:
     return CureError(
         VLLMImagesMixin.__name__,
-        wanted=f"{_FORGET} of vLLM's engine, for what its vision model has made of images with earlier weights",
-        found=found,
+        expected=f"{_FORGET} of vLLM's engine, for what its vision model has made of images with earlier weights",
+        seen=seen,
         packages=("trl", "vllm"),
     )
 
@@ -160,15 +160,15 @@ def _keep_from_sampling(generation: Any, image_token: int) -> None:
     Raises:
         CureError: what the engine samples with is not where it has always been.
     """
-    given = getattr(generation, "generation_kwargs", None)
-    if not isinstance(given, dict):
+    sampling = getattr(generation, "generation_kwargs", None)
+    if not isinstance(sampling, dict):
         raise CureError(
             VLLMImagesMixin.__name__,
-            wanted="VLLMGeneration.generation_kwargs, by which vLLM is kept from sampling the token of an image",
-            found=f"it is {given!r}",
+            expected="VLLMGeneration.generation_kwargs, by which vLLM is kept from sampling the token of an image",
+            seen=f"it is {sampling!r}",
             packages=("trl",),
         )
-    generation.generation_kwargs = {**given, _BIAS: {image_token: _NEVER, **(given.get(_BIAS) or {})}}
+    generation.generation_kwargs = {**sampling, _BIAS: {image_token: _NEVER, **(sampling.get(_BIAS) or {})}}
 
 
 def _look_at_answers(generation: Any, image_token: int) -> None:
@@ -192,13 +192,13 @@ def _hand_over_placeholders(engine: Any, image_token: int) -> None:
     def generated(prompts: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(prompts, list):
             return generate(prompts, *args, **kwargs)
-        asked = [_with_placeholders(each, image_token) for each in prompts]
+        asked = [_with_placeholders(prompt, image_token) for prompt in prompts]
         outputs = generate(asked, *args, **kwargs)
         for prompt, output in zip(prompts, outputs, strict=True):
             if _has_images(prompt):
                 _check(prompt[_IDS], output.prompt_token_ids, image_token)
         if any(map(_has_images, prompts)):
-            _check_sampled([each.token_ids for output in outputs for each in output.outputs], image_token)
+            _check_sampled([completion.token_ids for output in outputs for completion in output.outputs], image_token)
         return outputs
 
     engine.generate = generated
@@ -216,31 +216,33 @@ def _with_placeholders(prompt: Any, image_token: int) -> Any:
     if not _has_images(prompt):
         return prompt
     ids = list(prompt[_IDS])
-    kept = [each for place, each in enumerate(ids) if each != image_token or ids[place - 1 : place] != [image_token]]
+    shortened = [
+        token for place, token in enumerate(ids) if token != image_token or ids[place - 1 : place] != [image_token]
+    ]
     images = prompt[_DATA]["image"]
-    count, runs = len(images) if isinstance(images, list) else 1, kept.count(image_token)
+    count, runs = len(images) if isinstance(images, list) else 1, shortened.count(image_token)
     if count != runs:
         raise CureError(
             VLLMImagesMixin.__name__,
-            wanted=f"tokens of {count} images in a prompt, each image's apart from the next one's",
-            found=f"they are in {runs} runs",
+            expected=f"tokens of {count} images in a prompt, each image's apart from the next one's",
+            seen=f"they are in {runs} runs",
             packages=("trl", "transformers"),
             remedy="Have the chat template write something between images",
         )
-    return {**prompt, _IDS: kept}
+    return {**prompt, _IDS: shortened}
 
 
-def _check(wanted: Sequence[int], found: Sequence[int], image_token: int) -> None:
+def _check(trained: Sequence[int], completed: Sequence[int], image_token: int) -> None:
     """
     Raises:
         CureError: they differ.
     """
-    if list(wanted) != list(found):
-        tokens = [sum(each == image_token for each in ids) for ids in (wanted, found)]
+    if list(trained) != list(completed):
+        tokens = [sum(token == image_token for token in ids) for ids in (trained, completed)]
         raise CureError(
             VLLMImagesMixin.__name__,
-            wanted=f"a prompt of {len(wanted)} tokens, {tokens[0]} of them for images, as it is trained on",
-            found=f"vLLM completed one of {len(found)}, {tokens[1]} of them for images",
+            expected=f"a prompt of {len(trained)} tokens, {tokens[0]} of them for images, as it is trained on",
+            seen=f"vLLM completed one of {len(completed)}, {tokens[1]} of them for images",
             packages=("trl", "transformers", "vllm"),
             remedy="Give vLLM the processor that the trainer has, saved in the model's folder",
         )
@@ -251,11 +253,11 @@ def _check_sampled(completions: Sequence[Sequence[int]], image_token: int) -> No
     Raises:
         CureError: one has the token.
     """
-    if count := sum(image_token in each for each in completions):
+    if count := sum(image_token in completion for completion in completions):
         raise CureError(
             VLLMImagesMixin.__name__,
-            wanted=f"completions without token {image_token}, which stands for an image of the prompt",
-            found=f"{count} of {len(completions)} have it",
+            expected=f"completions without token {image_token}, which stands for an image of the prompt",
+            seen=f"{count} of {len(completions)} have it",
             packages=("trl", "vllm"),
             remedy=f"Leave that token out of logit_bias in generation_kwargs, or set it to {_NEVER:.0f}",
         )

@@ -92,7 +92,7 @@ class _Refusal:
                 raise
             self.error = error
 
-    def tell(self, found: Any = None) -> Any:
+    def tell(self, result: Any = None) -> Any:
         """What the main process has found, in every rank; collective.
 
         Raises:
@@ -100,15 +100,15 @@ class _Refusal:
         """
         from accelerate.utils import broadcast_object_list
 
-        said, found = broadcast_object_list([None if self.error is None else str(self.error), found])
-        if said is not None:
+        refusal, result = broadcast_object_list([None if self.error is None else str(self.error), result])
+        if refusal is not None:
             raise self.error or CureError(
                 VLLMRestartMixin.__name__,
-                wanted="completions that come from the main process",
-                found="it has refused those of its vLLM server",
-                remedy=said,
+                expected="completions that come from the main process",
+                seen="it has refused those of its vLLM server",
+                remedy=refusal,
             )
-        return found
+        return result
 
 
 def _refuse_restarts(generation: Any, is_main: bool) -> None:
@@ -156,6 +156,7 @@ def _watch(client: Any, refusal: _Refusal) -> bool:
         @functools.wraps(ask)
         def answered(*args: Any, **kwargs: Any) -> Any:
             answer = ask(*args, **kwargs)
+            # Asked after the answer: whoever gave it has been started before, and is still there.
             refusal.look(lambda: _check_answering(client, identity))
             return answer
 
@@ -171,13 +172,13 @@ def _check_answering(client: Any, identity: str) -> None:
     Raises:
         CureError: it is another one.
     """
-    found = _of(_configuration(client), "instance_id", str)
-    if found != identity:
+    answering = _of(_configuration(client), "instance_id", str)
+    if answering != identity:
         raise CureError(
             VLLMRestartMixin.__name__,
-            wanted=f"an answer of the vLLM server at {client.base_url} that has the policy's weights "
+            expected=f"an answer of the vLLM server at {client.base_url} that has the policy's weights "
             f"(instance {identity})",
-            found=f"another one has answered (instance {found}): the server was restarted, and has the "
+            seen=f"another one has answered (instance {answering}): the server was restarted, and has the "
             "weights of its checkpoint",
             packages=("trl",),
             remedy="Train again from the last checkpoint, with the server that is there now",
@@ -194,16 +195,16 @@ def _configuration(client: Any) -> dict[str, Any]:
 
 
 def _of(answer: dict[str, Any], name: str, kind: type) -> Any:
-    found = answer.get(name)
-    if not isinstance(found, kind) or not found:
-        raise _unseen(f"its {name} is {found!r}")
-    return found
+    value = answer.get(name)
+    if not isinstance(value, kind) or not value:
+        raise _unseen(f"its {name} is {value!r}")
+    return value
 
 
-def _unseen(found: str) -> CureError:
+def _unseen(seen: str) -> CureError:
     return CureError(
         VLLMRestartMixin.__name__,
-        wanted="the identity of a vLLM server, instance_id of its /server_info",
-        found=found,
+        expected="the identity of a vLLM server, instance_id of its /server_info",
+        seen=seen,
         packages=("trl",),
     )

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.conditions import Condition, fsdp_version, trains_adapters, under
-from pytest_trlcompat.trainers.curing.cure import Activity, Cure, own
+from pytest_trlcompat.trainers.curing.cure import Activity, Cure, is_ours
 from pytest_trlcompat.trainers.curing.errors import CureError, leaving_out
 from pytest_trlcompat.trainers.curing.patching import PatchPoint, expected, owner_of
 from pytest_trlcompat.trainers.curing.upstream import method_uses
@@ -118,8 +118,8 @@ class VLLMSyncMixin(Cure):
         if (generation is not None or _trainers_point(self) is not None) and is_untied(self.model):
             raise CureError(
                 VLLMSyncMixin.__name__,
-                wanted="an adapter that leaves tied embeddings tied",
-                found="this one makes two weights of them, and vLLM has one",
+                expected="an adapter that leaves tied embeddings tied",
+                seen="this one makes two weights of them, and vLLM has one",
                 packages=("trl", "peft"),
                 remedy="Keep them tied (ensure_weight_tying=True in LoraConfig, with modules_to_save), or untie them "
                 f"in the checkpoint before{leaving_out(VLLMSyncMixin.__name__)}",
@@ -159,8 +159,8 @@ class VLLMSyncMixin(Cure):
         if _is_walked_wrongly(self) and not self._is_walked:
             raise CureError(
                 VLLMSyncMixin.__name__,
-                wanted="LoRA or DoRA of linear layers, to merge it into copies of what FSDP has sharded",
-                found="it is another one",
+                expected="LoRA or DoRA of linear layers, to merge it into copies of what FSDP has sharded",
+                seen="it is another one",
                 packages=("trl", "peft"),
                 remedy="Train LoRA of linear layers, or without FSDP" + leaving_out(VLLMSyncMixin.__name__),
             )
@@ -168,8 +168,8 @@ class VLLMSyncMixin(Cure):
         if _keeps_prefixes(self) and engine is not None and not hasattr(engine, _FORGET):
             raise CureError(
                 VLLMSyncMixin.__name__,
-                wanted=f"LLM.{_FORGET} of vLLM, for keys and values that were computed with earlier weights",
-                found="it is not there",
+                expected=f"LLM.{_FORGET} of vLLM, for keys and values that were computed with earlier weights",
+                seen="it is not there",
                 packages=("trl", "vllm"),
             )
 
@@ -222,7 +222,9 @@ class VLLMSyncMixin(Cure):
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         candidates = (self.model_wrapped, self.model)
-        return next((each for each in candidates if isinstance(each, FullyShardedDataParallel)), self.model)
+        return next(
+            (candidate for candidate in candidates if isinstance(candidate, FullyShardedDataParallel)), self.model
+        )
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
@@ -240,7 +242,7 @@ def _trainers_point(trainer: Any) -> PatchPoint | None:
         return None
     known = {point.where: point for point in VLLM_OF_TRAINERS}
     for base in type(trainer).__mro__:
-        if not own(base):
+        if not is_ours(base):
             point = known.get(f"{base.__module__}:{base.__qualname__}.{_TRAINERS_METHOD}")
             if point is not None and expected(point):
                 return point
