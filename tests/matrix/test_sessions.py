@@ -312,7 +312,7 @@ def test_what_the_programs_of_a_session_have_compiled_is_shared_also_where_one_f
         ran.append(Path(command[0]).name)
         return len(ran) - 1
 
-    monkeypatch.setattr(sessions.process, "run", run)
+    monkeypatch.setattr("pytest_trlcompat.matrix.process.run", run)
     monkeypatch.setattr(Environment, "share_modules", lambda environment: ran.append(f"share {environment.root.name}"))
     with pytest.raises(MatrixError, match="^mypy ended with exit status 1$"):
         stage.project.run_all_in(Environment(stage.project.layout.root / "lint-1"), [["ruff"], ["mypy"]])
