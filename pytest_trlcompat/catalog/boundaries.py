@@ -111,12 +111,21 @@ def boundaries(issue: KnownIssue) -> list[Boundary]:
     """All boundaries between two predicted verdicts, by subject and package, from old to new."""
     found: dict[tuple[object, ...], tuple[Boundary, list[str]]] = {}
     for subject in SUBJECTS:
+        # Most strategies of an issue have the same regions, of which one answer is kept.
+        keyed: dict[int, list[tuple[tuple[object, ...], Boundary]]] = {}
         for strategy in issue.labels():
-            for boundary in _of_one(issue, subject, strategy, regions(issue, subject, strategy, {})):
-                sides = (boundary.below, boundary.below_by, boundary.above, boundary.above_by)
-                key = (subject, boundary.package, boundary.bound, sides, boundary.elsewhere)
+            under = regions(issue, subject, strategy, {})
+            if id(under) not in keyed:
+                keyed[id(under)] = [(_key(each), each) for each in _of_one(issue, subject, strategy, under)]
+            for key, boundary in keyed[id(under)]:
                 found.setdefault(key, (boundary, []))[1].append(strategy)
     return [replace(boundary, strategies=tuple(strategies)) for boundary, strategies in found.values()]
+
+
+def _key(boundary: Boundary) -> tuple[object, ...]:
+    """All of a boundary but its strategies."""
+    sides = (boundary.below, boundary.below_by, boundary.above, boundary.above_by)
+    return boundary.subject, boundary.package, boundary.bound, sides, boundary.elsewhere
 
 
 def measure(boundary: Boundary, evidence: Evidence, releases: Releases | None = None) -> Measured:
