@@ -17,6 +17,7 @@ from pytest_trlcompat.matrix import environments
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.locks import Lock, read_lock
 from pytest_trlcompat.matrix.parsing import read_matrix
+from tests.copies import copy_with_bytecode
 
 ROOT = Path(__file__).resolve().parents[1]
 MATRIX = ROOT / "fixtures" / "matrix.toml"
@@ -50,7 +51,7 @@ def nox(folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedPr
 def checkout(tmp_path: Path) -> Path:
     """A copy of the files that nox needs, without results and environments."""
     for name in ("pytest_trlcompat", "fixtures", "suites"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        copy_with_bytecode(ROOT / name, tmp_path / name)
     for name in ("hatch_build.py", "noxfile.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     return tmp_path

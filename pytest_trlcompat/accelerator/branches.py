@@ -11,6 +11,7 @@ way round.
 from __future__ import annotations
 
 import ast
+import bisect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pytest_trlcompat.accelerator.conditions import (
     ALWAYS,
     NEVER,
     NPU,
+    OTHER_DEVICES,
     UNKNOWN,
     Cases,
     Kind,
@@ -76,9 +78,10 @@ def npu_branches(source: str, path: str = "") -> list[Branch]:
     if path and is_npu_file(path):
         name = path.replace("\\", "/").rpartition("/")[2]
         return [Branch(Kind.NPU, name, "", 1, 1, max(source.count("\n"), 1), "file")]
-    if not _WORTH_READING.search(source):
+    lowered = source.lower()
+    if not any(word in lowered for word in _WORTH_READING) or not _names_a_device(lowered):
         return []
-    scan = _Scan()
+    scan = _Scan(lowered)
     scan.statements(ast.parse(source).body, ALWAYS)
     return sorted(scan.found, key=lambda branch: (branch.first, -branch.last, branch.line))
 
@@ -89,8 +92,19 @@ def is_npu_file(path: str) -> bool:
     return any(_NPU_PART.search(part.removesuffix(".py")) for part in inside.split("/")[-3:])
 
 
-_WORTH_READING = re.compile(r"(?<!i)npu|cuda|hccl|nccl|multi_gpu", re.IGNORECASE)
-"""Parsing takes long, and few modules name a device."""
+_WORTH_READING = ("npu", "cuda", "hccl", "nccl", "multi_gpu")
+"""Parsing takes long, and few modules name a device. Searched one by one, which is faster than one pattern of them."""
+
+_NPU = re.compile(r"(?<!i)npu")
+"""Not that of ``input``."""
+
+
+def _names_a_device(lowered: str) -> bool:
+    return any(word in lowered for word in _WORTH_READING[1:]) or _NPU.search(lowered) is not None
+
+
+_DEVICE_WORD = re.compile(rf"npu|cuda|hccl|nccl|gpu|{OTHER_DEVICES}")
+"""Whatever makes :func:`cases` answer otherwise than ``UNKNOWN`` has one of these; most that have one do not."""
 
 _NPU_PART = re.compile(r"(?:^|_)(?:npu|hccl)(?:_|$)")
 
@@ -98,13 +112,33 @@ _NPU_PART = re.compile(r"(?:^|_)(?:npu|hccl)(?:_|$)")
 class _Scan:
     """Walks over a module with what is known at each statement."""
 
-    def __init__(self) -> None:
+    def __init__(self, lowered: str) -> None:
+        """
+        Args:
+            lowered: the module's source in lower case.
+        """
         self.found: list[Branch] = []
         self._names: list[str] = []
+        breaks = [position for position, letter in enumerate(lowered) if letter == "\n"]
+        self._lines = sorted({bisect.bisect_left(breaks, word.start()) + 1 for word in _DEVICE_WORD.finditer(lowered)})
+
+    def _names_none(self, node: ast.AST) -> bool:
+        """Whether no line of a node names a device: then its conditions say nothing, and nothing within is a branch.
+
+        Most of a library's source is of this kind, and walking over it takes most of the time.
+        """
+        first, last = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
+        if first is None or last is None:
+            return False
+        first = min([first, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+        position = bisect.bisect_left(self._lines, first)
+        return position == len(self._lines) or self._lines[position] > last
 
     def statements(self, body: Sequence[ast.stmt], here: Cases) -> None:
         """A list of statements that is reached where ``here`` holds."""
         for position, statement in enumerate(body):
+            if self._names_none(statement):
+                continue
             rest = body[position + 1 :]
             if isinstance(statement, ast.If):
                 after = self._if(statement, here)
@@ -188,6 +222,8 @@ class _Scan:
 
     def _expressions(self, expression: ast.AST, here: Cases) -> None:
         """Conditional expressions, and operands that are evaluated only after others."""
+        if self._names_none(expression):
+            return
         if isinstance(expression, ast.IfExp):
             test = cases(expression.test)
             written = _written(expression.test)

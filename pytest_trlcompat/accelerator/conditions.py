@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["ALWAYS", "NEVER", "NPU", "UNKNOWN", "Cases", "Kind", "asks_for_npu", "cases", "names_npu"]
+__all__ = ["ALWAYS", "NEVER", "NPU", "OTHER_DEVICES", "UNKNOWN", "Cases", "Kind", "asks_for_npu", "cases", "names_npu"]
 
 
 class Kind(str, Enum):
@@ -27,7 +27,11 @@ _NPU_NAME = re.compile(r"(?:^|_)npus?(?:_|$)|^Npu[A-Z]", re.IGNORECASE)
 _CUDA_NAME = re.compile(
     r"^_?(?:is|has|on)_(?:torch_)?cuda(?:_available|_system|_platform)?$|^(?:pt_|torch_)?cuda_available$"
 )
-_OTHERS = "xpu|mlu|musa|hpu|sdaa|mps|xla|tpu|habana(?:_gaudi1)?|neuron(?:core)?|rocm|hip|qaic|supa|klxpu|torch_xla"
+OTHER_DEVICES = (
+    "xpu|mlu|musa|hpu|sdaa|mps|xla|tpu|habana(?:_gaudi1)?|neuron(?:core)?|rocm|hip|qaic|supa|klxpu|torch_xla"
+)
+"""A pattern of the names that other accelerators have in libraries."""
+_OTHERS = OTHER_DEVICES
 _OTHER_NAME = re.compile(
     rf"^_?(?:is_|pt_)?(?:torch_)?(?:{_OTHERS})_available$|^torch\.(?:backends\.)?(?:{_OTHERS})\.is_available$"
 )

@@ -111,12 +111,22 @@ def boundaries(issue: KnownIssue) -> list[Boundary]:
     """All boundaries between two predicted verdicts, by subject and package, from old to new."""
     together: dict[tuple[object, ...], tuple[Boundary, list[str]]] = {}
     for subject in SUBJECTS:
+        # Most strategies of an issue have the same regions, of which one answer is kept.
+        keyed: dict[int, list[tuple[tuple[object, ...], Boundary]]] = {}
         for strategy in issue.labels():
-            for boundary in _of_one(issue, subject, strategy, regions(issue, subject, strategy, {})):
-                sides = (boundary.below, boundary.below_by, boundary.above, boundary.above_by)
-                key = (subject, boundary.package, boundary.bound, sides, boundary.elsewhere)
+            strategy_regions = regions(issue, subject, strategy, {})
+            if id(strategy_regions) not in keyed:
+                found_boundaries = _of_one(issue, subject, strategy, strategy_regions)
+                keyed[id(strategy_regions)] = [(_key(boundary), boundary) for boundary in found_boundaries]
+            for key, boundary in keyed[id(strategy_regions)]:
                 together.setdefault(key, (boundary, []))[1].append(strategy)
     return [replace(boundary, strategies=tuple(strategies)) for boundary, strategies in together.values()]
+
+
+def _key(boundary: Boundary) -> tuple[object, ...]:
+    """All of a boundary but its strategies."""
+    sides = (boundary.below, boundary.below_by, boundary.above, boundary.above_by)
+    return boundary.subject, boundary.package, boundary.bound, sides, boundary.elsewhere
 
 
 def measure(boundary: Boundary, evidence: Evidence, releases: Releases | None = None) -> Measured:

@@ -153,11 +153,17 @@ def _check_schema(path: Path, raw: Mapping[str, Any]) -> None:
         raise CatalogError(f"{path}: schema 1 was expected, {raw.get('schema')!r} was found")
 
 
-def _parsed(path: Path, edited: Mapping[Path, str]) -> dict[str, Any]:
+def _parsed(path: Path, edited: Mapping[Path, str]) -> Mapping[str, Any]:
     try:
-        return tomllib.loads(_text(path, edited))
+        return _loaded(_text(path, edited))
     except tomllib.TOMLDecodeError as error:
         raise CatalogError(f"{path}: {error}") from error
+
+
+@functools.cache
+def _loaded(text: str) -> Mapping[str, Any]:
+    """A file's tables, which nobody changes. A correction reads the catalogue three times, and one file has changed."""
+    return tomllib.loads(text)
 
 
 def _text(path: Path, edited: Mapping[Path, str]) -> str:

@@ -6,11 +6,11 @@ every prediction can be reached.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction
 from pytest_trlcompat.catalog.ranges import ALL, Range, at, either, parse, pieces
@@ -68,6 +68,10 @@ class Region:
 
     def describe(self) -> str:
         """``trl <0.18 and accelerate >=1.6, or trl >=0.29``; empty for the whole."""
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
         return ", or ".join(" and ".join(part) for part in _boxes(self.axes, self.points) if part)
 
 
@@ -106,7 +110,7 @@ class Regions:
     def by_prediction(self) -> list[tuple[Prediction | None, Region]]:
         return self._by_prediction
 
-    @cached_property
+    @functools.cached_property
     def _by_prediction(self) -> list[tuple[Prediction | None, Region]]:
         points: dict[int, set[Point]] = {}
         predictions: dict[int, Prediction | None] = {}
@@ -233,11 +237,18 @@ class Projection:
         return Regions(axes, predicted, frozenset(every - possible))
 
 
+@functools.cache
+def everywhere() -> Projection:
+    """The catalogue on all stacks: what a page of an issue asks, the boundaries ask again."""
+    return Projection({})
+
+
 def regions(
     issue: KnownIssue, subject: str, strategy: str, domain: Domain, together: Sequence[Mapping[str, Range]] = ()
 ) -> Regions:
     """:meth:`Projection.regions` of one issue in a domain about which nothing else is asked."""
-    return Projection(domain, together).regions(issue.predictions, subject, strategy)
+    projection = Projection(domain, together) if domain or together else everywhere()
+    return projection.regions(issue.predictions, subject, strategy)
 
 
 def _possible(axes: Sequence[Axis], together: Iterable[Mapping[str, Range]]) -> Iterator[Point]:
@@ -257,12 +268,11 @@ def _axis(package: str, alive: Sequence[tuple[Prediction, dict[str, Range]]], do
 
 def unreachable(issue: KnownIssue) -> list[Prediction]:
     """Predictions that never decide, because earlier ones apply wherever they would."""
-    everywhere = Projection({})
     reached = {
         id(prediction)
         for subject in {prediction.subject for prediction in issue.predictions}
         for strategy in (*issue.labels(), *_examples(issue))
-        for prediction in everywhere.regions(issue.predictions, subject, strategy).predicted.values()
+        for prediction in everywhere().regions(issue.predictions, subject, strategy).predicted.values()
     }
     return [prediction for prediction in issue.predictions if id(prediction) not in reached]
 

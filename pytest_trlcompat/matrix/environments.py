@@ -228,11 +228,15 @@ def ensure_tools(lock: Lock, layout: Layout, say: Say = print, *, project: bool 
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     # By its path uv needs no network; another version it may have to download.
     interpreter = sys.executable if lock.python == running else lock.python
+
+    def fill(python: str) -> None:
+        _fill(lock, layout, python, say)
+        Environment(root).adopt_modules()
+
     with (
         explained_os_errors(),
         locked(root.with_suffix(".lock"), lambda: say(f"{root.name}: another process is building it")),
     ):
-        fill = functools.partial(_fill, lock, layout, say=say)
         _build(root, interpreter, fill, lambda: say(f"building {root.name}"))
         if project:
             _install_project(root, layout)

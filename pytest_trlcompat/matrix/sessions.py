@@ -348,6 +348,8 @@ class Project:
                 status = process.run(program, env=_variables(environment), cwd=self.layout.root)
             if status != 0:
                 failed.append(f"{' '.join(command)} ended with exit status {status}")
+        # What these programs import was compiled by them alone; environments that are built later take it over.
+        environment.share_modules()
         if failed:
             raise MatrixError("; ".join(failed))
 

@@ -183,3 +183,14 @@ def test_a_file_for_npus_is_one_branch() -> None:
 def test_source_that_is_no_python_is_an_error() -> None:
     with pytest.raises(SyntaxError):
         npu_branches("if npu\n")
+
+
+def test_a_device_that_only_a_decorator_names_is_found() -> None:
+    (branch,) = found(
+        """
+        @(compiled if is_npu_available() else traced())
+        def step(batch):
+            return batch
+        """
+    )
+    assert (branch.kind, branch.form, branch.first) == (Kind.CUDA, "expression", 1)

@@ -16,6 +16,7 @@ import pytest
 
 from pytest_trlcompat.matrix.parsing import read_matrix
 from pytest_trlcompat.matrix.results import UNTESTABLE, read_sidecar
+from tests.copies import copy_with_bytecode
 
 from .steps import Runner, StepFailed, read
 
@@ -35,7 +36,7 @@ def copy(tmp_path: Path, home: Path, variables: dict[str, str]) -> Runner:
     """A copy of the checkout, with one cell of the full selection and one of the covering arrays."""
     project = tmp_path / "project"
     for name in ("pytest_trlcompat", "fixtures", "suites", ".ci"):
-        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+        copy_with_bytecode(ROOT / name, project / name)
     for name in ("hatch_build.py", "noxfile.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, project)
     matrix, pairwise = (project / "fixtures" / f"{name}.toml" for name in ("matrix", "pairwise"))

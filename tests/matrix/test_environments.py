@@ -244,6 +244,9 @@ def test_a_new_environment_takes_over_what_another_compiled(uv: FakeUv, layout: 
     environment.share_modules()
     for other in others:
         assert (modules_of(ensure(other, layout).root) / "__pycache__" / own.name).samefile(own)
+    tools = ensure_tools(tool_lock(torch="2.13.0"), layout)  # operators has the torch of a stack
+    assert (modules_of(tools.root) / "__pycache__" / own.name).samefile(own)
+    shutil.rmtree(tools.root)
     prune(layout, [])
     assert list((layout.environments / "compiled").iterdir()) == []
 

@@ -301,3 +301,19 @@ def test_coverage_is_reported_also_when_tests_fail_and_leaves_environments_as_th
         "suites/a        1           4  25.0 %",
         "all             1           4  25.0 %",
     ]
+
+
+def test_what_the_programs_of_a_session_have_compiled_is_shared_also_where_one_fails(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def run(command: Sequence[str], **_: Any) -> int:
+        ran.append(Path(command[0]).name)
+        return len(ran) - 1
+
+    monkeypatch.setattr("pytest_trlcompat.matrix.process.run", run)
+    monkeypatch.setattr(Environment, "share_modules", lambda environment: ran.append(f"share {environment.root.name}"))
+    with pytest.raises(MatrixError, match="^mypy ended with exit status 1$"):
+        stage.project.run_all_in(Environment(stage.project.layout.root / "lint-1"), [["ruff"], ["mypy"]])
+    assert ran == ["ruff", "mypy", "share lint-1"]

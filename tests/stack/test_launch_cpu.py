@@ -101,7 +101,9 @@ def test_ddp_of_accelerate_computes_what_the_accelerator_computes(launcher: Laun
 
 @pytest.mark.parametrize("strategy", ["ddp", *SHARDED])
 def test_engines_of_torch_and_deepspeed_are_proved_and_compute_the_same(launcher: Launcher, strategy: str) -> None:
-    found = launcher(train_by_torch, strategy, strategy=strategy, options=options(strategy), device="cpu")
+    # DeepSpeed compiles what it sums with once per environment. A rank that is ended meanwhile leaves a lock for which
+    # later ones wait for ever, before torch 2.15.
+    found = launcher(train_by_torch, strategy, strategy=strategy, options=options(strategy), device="cpu", timeout=600)
     (expected,) = launcher(train_by_torch, "single", strategy="single", device="cpu").values
     assert expected[0] - expected[-1] > 0.001
     name = "deepspeed" if strategy.startswith("zero") else strategy

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest_trlcompat
+from tests.copies import copy_with_bytecode
 
 __all__ = ["MODULE", "copy_with_family"]
 
@@ -28,6 +28,6 @@ class Mirrored(DDP):
 def copy_with_family(folder: Path) -> Path:
     """Copy the package into ``folder`` and add the module to its strategies; returns what belongs on ``sys.path``."""
     package = Path(pytest_trlcompat.__file__).parent
-    shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_with_bytecode(package, folder / package.name)
     (folder / package.name / "strategies" / "mirrored.py").write_text(MODULE)
     return folder

@@ -202,7 +202,7 @@ def _facts(record: Record) -> dict[str, Any]:
 
 def _worst(cell: CellReport, issue: str, subject: str = SUBJECTS[0]) -> tuple[Verdict | None, bool]:
     """The verdict that stands for an issue in a cell, and whether one of its verdicts is not as predicted."""
-    records = [record for record in cell.verdicts if (record.issue, record.subject) == (issue, subject)]
+    records = [record for record in cell.of_issue(issue) if record.subject == subject]
     verdict = min((record.verdict for record in records), key=_WORST_FIRST.index, default=None)
     return verdict, any(map(is_wrong, records))
 

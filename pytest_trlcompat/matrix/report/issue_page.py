@@ -28,7 +28,7 @@ _UPSTREAM, _CORRECTED = SUBJECTS
 
 def own_verdicts(cell: CellReport, issue: str) -> set[Verdict]:
     """What the issue itself does in a cell to TRL's own trainers, not what keeps it from being seen."""
-    verdicts = {record.verdict for record in cell.verdicts if (record.issue, record.subject) == (issue, _UPSTREAM)}
+    verdicts = {record.verdict for record in cell.of_issue(issue) if record.subject == _UPSTREAM}
     return {verdict for verdict in verdicts if verdict.is_own_problem}
 
 
@@ -108,7 +108,7 @@ def _cures(issue: KnownIssue, report: Report) -> Iterator[str]:
     yield f"- In this package: {code(issue.cure)}" if issue.cure else "- Nothing in this package cures it."
     cured_in = remedies.cured_in(issue)
     yield f"- Not needed from: {in_row(cured_in)}" if cured_in else "- No release has cured it yet."
-    mine = [CellSummary("", "", [r for r in cell.verdicts if r.issue == issue.id]) for cell in report.cells]
+    mine = [CellSummary("", "", cell.of_issue(issue.id)) for cell in report.cells]
     if counted := corrected(mine)[0]:
         yield f"- Measured with the corrected trainers: {counted}"
     if rest := _affected(issue, _CORRECTED):

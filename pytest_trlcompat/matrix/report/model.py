@@ -89,6 +89,17 @@ class CellReport:
     def wrong(self) -> list[Record]:
         return [record for record in self.verdicts if is_wrong(record)]
 
+    def of_issue(self, issue: str) -> list[Record]:
+        """The verdicts of one issue: a page of each asks for its own."""
+        return self._by_issue.get(issue, [])
+
+    @functools.cached_property
+    def _by_issue(self) -> dict[str, list[Record]]:
+        records: dict[str, list[Record]] = {}
+        for record in self.verdicts:
+            records.setdefault(record.issue, []).append(record)
+        return records
+
     @functools.cached_property
     def _by_key(self) -> dict[tuple[str, str, str], Record]:
         return {record.key: record for record in self.verdicts}
