@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ["TRAINERS", "folder_of", "kind_of", "measured_with", "trainer_of"]
+from pathlib import Path
 
-TRAINERS = ("distillation", "dpo", "grpo", "kto", "ppo", "reward", "rloo", "sft")
+__all__ = ["MEASURED", "TRAINERS", "folder_of", "kind_of", "measured_with", "trainer_of"]
+
+MEASURED = tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("conformance/*/rows.toml")))
+"""Trainers that have a folder in ``conformance``: those with a conformance suite, and issues of their own."""
+
+_FIRST = "first-"
+
+TRAINERS = tuple(name for name in MEASURED if not name.startswith(_FIRST.replace("-", "_")))
 """Trainers that issues of their own begin with in their ids, or end with after ``conformance``.
 
 Where another trainer had the same name before, ids of its issues have ``first-`` in front, ``first-rloo-eos-count``.
 """
-
-_FIRST = "first-"
 
 
 def trainer_of(issue_id: str) -> str:
