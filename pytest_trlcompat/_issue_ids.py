@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
-__all__ = ["CLASSES", "TRAINERS", "folder_of", "kind_of", "measured_with", "trainer_of"]
+__all__ = ["CLASSES", "MEASURED", "TRAINERS", "folder_of", "kind_of", "measured_with", "trainer_of"]
 
-_NAMED: Mapping[str, tuple[str, bool]] = {
-    "grpo": ("GRPOTrainer", True),
-    "ppo": ("PPOTrainer", True),
-    "sft": ("SFTTrainer", True),
-    "dpo": ("DPOTrainer", True),
-    "reward": ("RewardTrainer", True),
-    "rloo": ("RLOOTrainer", True),
-    "kto": ("KTOTrainer", True),
-    "orpo": ("ORPOTrainer", False),
-    "cpo": ("CPOTrainer", False),
-    "bco": ("BCOTrainer", False),
-    "prm": ("PRMTrainer", False),
-    "gkd": ("GKDTrainer", False),
-    "distillation": ("DistillationTrainer", True),
-    "online-dpo": ("OnlineDPOTrainer", False),
-    "nash-md": ("NashMDTrainer", False),
-    "xpo": ("XPOTrainer", False),
-    "trainer": ("YourTrainer", False),
-}
-"""What people call a trainer: the name of TRL's class, and whether it has issues of its own."""
-
-CLASSES: Mapping[str, str] = MappingProxyType({name: class_name for name, (class_name, _) in _NAMED.items()})
+CLASSES: Mapping[str, str] = MappingProxyType(
+    {
+        "grpo": "GRPOTrainer",
+        "ppo": "PPOTrainer",
+        "sft": "SFTTrainer",
+        "dpo": "DPOTrainer",
+        "reward": "RewardTrainer",
+        "rloo": "RLOOTrainer",
+        "kto": "KTOTrainer",
+        "orpo": "ORPOTrainer",
+        "cpo": "CPOTrainer",
+        "bco": "BCOTrainer",
+        "prm": "PRMTrainer",
+        "gkd": "GKDTrainer",
+        "distillation": "DistillationTrainer",
+        "online-dpo": "OnlineDPOTrainer",
+        "nash-md": "NashMDTrainer",
+        "xpo": "XPOTrainer",
+        "trainer": "YourTrainer",
+    }
+)
 """What people call a trainer to the name of TRL's class; ``trainer`` is any other, also a user's own."""
 
-TRAINERS = tuple(sorted(name for name, (_, has_issues) in _NAMED.items() if has_issues))
+MEASURED = tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("conformance/*/rows.toml")))
+"""Trainers that have a folder in ``conformance``: those with a conformance suite, and issues of their own."""
+
+_FIRST = "first-"
+
+TRAINERS = tuple(name for name in MEASURED if not name.startswith(_FIRST.replace("-", "_")))
 """Trainers with issues of their own, whose ids begin with the name, or have it after ``conformance``.
 
 Where another trainer had the same name before, the ids of its issues begin with ``first-``: ``first-rloo-eos-count``.
 """
-
-_FIRST = "first-"
 
 
 def trainer_of(issue_id: str) -> str:

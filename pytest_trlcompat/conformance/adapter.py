@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_trlcompat.conformance.comparison import Comparison
@@ -14,7 +15,7 @@ from pytest_trlcompat.conformance.comparison import Comparison
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["TrainerAdapter", "trainer_class"]
+__all__ = ["TrainerAdapter", "exported", "trainer_class"]
 
 
 class TrainerAdapter(abc.ABC):
@@ -71,11 +72,26 @@ class TrainerAdapter(abc.ABC):
         """
 
 
+def exported(trl: Any, name: str) -> Any:
+    """What TRL exports by that name, ``ORPOTrainer`` or ``ORPOConfig``: itself, or its experimental package, ``orpo``.
+
+    Raises:
+        ImportError: this release has neither.
+    """
+    if hasattr(trl, name):
+        return getattr(trl, name)
+    package = name.removesuffix("Trainer").removesuffix("Config").lower()
+    return getattr(import_module(f"trl.experimental.{package}"), name)
+
+
 def trainer_class(subject: str, name: str) -> type:
-    """TRL's trainer of that name, or the corrected one."""
+    """TRL's trainer of that name, or the corrected one: by its own name, or by ``cured()`` where it has none."""
     import trl
 
     from pytest_trlcompat import trainers
 
-    chosen: type = getattr(trainers if subject == "corrected" else trl, name)
-    return chosen
+    if subject != "corrected":
+        chosen: type = exported(trl, name)
+        return chosen
+    corrected: type = getattr(trainers, name) if name in trainers.__all__ else trainers.cured(exported(trl, name))
+    return corrected

@@ -85,6 +85,7 @@ from pytest_trlcompat.reference.optimizer import (
     mix_weights,
     sgd_step,
 )
+from pytest_trlcompat.reference.orpo import ORPOObjective, ORPOSettings, ORPOUndecided, log_odds_ratios, orpo_row
 from pytest_trlcompat.reference.policy import Scores, kl_estimate, score_tokens
 from pytest_trlcompat.reference.ppo import ppo_step, ppo_train
 from pytest_trlcompat.reference.ppo_losses import clipped_policy_losses, clipped_value_losses
@@ -220,6 +221,9 @@ __all__ = [
     "Layout",
     "Measured",
     "MicroBatch",
+    "ORPOObjective",
+    "ORPOSettings",
+    "ORPOUndecided",
     "Objective",
     "OnPolicySettings",
     "OnPolicyUndecided",
@@ -290,11 +294,13 @@ __all__ = [
     "leave_one_out_advantages",
     "leave_one_out_baselines",
     "load_balancing_loss",
+    "log_odds_ratios",
     "mean_of_present",
     "mean_over_tokens",
     "mismatched",
     "mix_weights",
     "on_policy_mask",
+    "orpo_row",
     "pad",
     "pair_losses",
     "pair_weights",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from pytest_trlcompat import _issue_ids
 from pytest_trlcompat.catalog import known_issues
 from pytest_trlcompat.conformance import conventions, driver, rows
-from pytest_trlcompat.conformance.adapter import TrainerAdapter
+from pytest_trlcompat.conformance.adapter import TrainerAdapter, exported
 
 CONFORMANCE = Path(rows.__file__).parent
 DATA = ("conventions.toml", "rows.toml", "space.toml")
@@ -69,3 +72,27 @@ def test_a_release_without_a_trainer_says_which_have_it(
 ) -> None:
     monkeypatch.setattr("pytest_trlcompat.stack.installed", lambda: {"trl": trl})
     assert driver.adapter_of(trainer).absence() == reason
+
+
+def test_a_trainer_is_found_where_trl_exports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    trl, experimental = ModuleType("trl"), ModuleType("trl.experimental.orpo")
+    experimental.ORPOTrainer, experimental.ORPOConfig = "a trainer", "a config"  # type: ignore[attr-defined]
+    for module in (trl, ModuleType("trl.experimental"), experimental):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert [exported(trl, name) for name in ("ORPOTrainer", "ORPOConfig")] == ["a trainer", "a config"]
+    trl.ORPOTrainer = "an older one"  # type: ignore[attr-defined]
+    assert exported(trl, "ORPOTrainer") == "an older one"
+
+
+def test_what_no_release_exports_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trl", ModuleType("trl"))
+    with pytest.raises(ImportError, match="'trl' is not a package"):
+        exported(sys.modules["trl"], "NewTrainer")
+
+
+def test_a_trainer_with_a_folder_may_have_issues_of_its_own() -> None:
+    folders = [path.parent.name for path in sorted(CONFORMANCE.glob("*/rows.toml"))]
+    assert [*rows.TRAINERS] == folders
+    assert [*_issue_ids.TRAINERS] == [name for name in folders if name != "first_rloo"]
+    assert _issue_ids.trainer_of("orpo-gradient-accumulation") == "orpo"
+    assert _issue_ids.trainer_of("conformance-first-rloo") == "rloo"

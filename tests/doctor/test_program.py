@@ -15,9 +15,11 @@ import pytest
 
 from pytest_trlcompat import cli
 from pytest_trlcompat.catalog import evidence, known_issues
+from pytest_trlcompat.catalog.issue import TRAINERS as MEASURED
 from pytest_trlcompat.catalog.issue import KnownIssue
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.doctor.text import show
+from pytest_trlcompat.trainers.curing.kinds import TRAINERS
 
 from .made_up import LINK, Run, ask, issue, predict
 
@@ -285,25 +287,27 @@ def test_issues_of_other_trainers_can_be_left_out(doctor: Run, monkeypatch: pyte
     ]
 
 
-ORPO = ("no sweep trains with ORPOTrainer: what is said here was measured with GRPO alone, and an issue that only "
-       "ORPOTrainer has is not known here")  # fmt: skip
+UNMEASURED = next(trainer for trainer in TRAINERS if trainer not in MEASURED)
+CLASS = TRAINERS[UNMEASURED]
+NOTE = (f"no sweep trains with {CLASS}: what is said here was measured with GRPO alone, and an issue that only "
+       f"{CLASS} has is not known here")  # fmt: skip
 
 
 def test_any_trainer_can_be_asked_about_and_none_that_was_not_measured_is_called_safe(doctor: Run) -> None:
     newest = ("trl==1.16.0", "transformers==5.23.0", "--strategy", "fsdp2", "--trainer")
-    status, out, _ = doctor(*newest, "orpo")
+    status, out, _ = doctor(*newest, UNMEASURED)
     flat = " ".join(out.split())
     assert status == 1
     for text in (
-        f"note: {ORPO}",
-        "but measured with GRPO alone, not with ORPOTrainer symptom",
-        "cure train with pytest_trlcompat.trainers.cured(ORPOTrainer) (FSDPSaveMixin), or call ",
-        "No measured pins are recommended, since no sweep trains with ORPOTrainer.",
+        f"note: {NOTE}",
+        f"but measured with GRPO alone, not with {CLASS} symptom",
+        f"cure train with pytest_trlcompat.trainers.cured({CLASS}) (FSDPSaveMixin), or call ",
+        f"No measured pins are recommended, since no sweep trains with {CLASS}.",
     ):
         assert text in flat, text
     assert "grpo-" not in out
-    document = json.loads(doctor(*newest, "orpo", "--json")[1])
-    assert (document["trainer"], document["notes"][-1], document["ok_pins"]) == ("orpo", ORPO, [])
+    document = json.loads(doctor(*newest, UNMEASURED, "--json")[1])
+    assert (document["trainer"], document["notes"][-1], document["ok_pins"]) == (UNMEASURED, NOTE, [])
     assert document["fewest_issues"] is None
     assert {each["measured_with"] for each in document["issues"]} == {"grpo"}
     assert "cured(YourTrainer)" in doctor(*newest, "trainer")[1]
@@ -314,9 +318,9 @@ def test_any_trainer_can_be_asked_about_and_none_that_was_not_measured_is_called
 
 def test_no_finding_for_a_trainer_that_was_not_measured_is_not_an_all_clear(doctor: Run) -> None:
     arguments = ("trl==1.16.0", "transformers==4.56.2", "torch==2.13.0", "peft==0.21.2", "--strategy", "ddp")
-    status, out, _ = doctor(*arguments, "--trainer", "orpo")
+    status, out, _ = doctor(*arguments, "--trainer", UNMEASURED)
     assert status == 1
-    assert "No known issue that was measured with GRPO and may meet ORPOTrainer affects this stack" in " ".join(
+    assert f"No known issue that was measured with GRPO and may meet {CLASS} affects this stack" in " ".join(
         out.split()
     )
     assert "No known issue affects this stack" not in out

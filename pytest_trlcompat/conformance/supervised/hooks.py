@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from pytest_trlcompat.conformance import architectures, liger
-from pytest_trlcompat.conformance.adapter import TrainerAdapter
+from pytest_trlcompat.conformance.adapter import TrainerAdapter, exported
 from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.supervised import evaluating
@@ -219,7 +219,7 @@ class SupervisedHooks(TrainerAdapter):
         return {name: value for name, value in setting.items() if self.is_known(trl, name, value)}
 
     def config_class(self, trl: Any) -> Any:
-        return getattr(trl, self.names[1])
+        return exported(trl, self.names[1])
 
     def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
         """The config of a setting, without fields that this release does not know. The text ``None`` means None."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from packaging.version import Version
 
+from pytest_trlcompat.conformance.adapter import exported
 from pytest_trlcompat.conformance.architectures import ARCHITECTURES
 from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.grpo import objects
@@ -68,7 +69,7 @@ class PreferenceAdapter(SupervisedAdapter):
         """The processing class."""
 
     def config(self, trl: Any, setting: Mapping[str, Any]) -> Any:
-        return super().config(trl, {**_on_own_device(getattr(trl, self.names[0])), **setting})
+        return super().config(trl, {**_on_own_device(exported(trl, self.names[0])), **setting})
 
     def build(
         self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool
