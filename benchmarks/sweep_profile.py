@@ -105,7 +105,9 @@ def _ours(path: str, name: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cell", help="whose tests run; the newest by default. Its environment must be the running one")
+    parser.add_argument(
+        "--cell", help="whose tests run; the newest by default. Its environment must be the running one"
+    )
     parsed, arguments = parser.parse_known_args()
     with tempfile.TemporaryDirectory(prefix="trlcompat-profile-") as folder:
         started = time.monotonic()

@@ -35,6 +35,21 @@ class Progress:
         left = sum(self._costs.values()) * seconds / self._spent if self._spent else 0.0
         return f"{text}, about {_duration(left)} left"
 
+    def so_far(self, shares: Mapping[str, float], now: float) -> str:
+        """``[2/9] trl1.16.0-tf5.23.0 61 %, about 4 min left``.
+
+        Args:
+            shares: of the cells that run, how much of each is done, from 0 to 1.
+        """
+        running = [f"{cell} {share:.0%}" for cell, share in shares.items()]
+        text = f"[{self._all - len(self._costs)}/{self._all}] {', '.join(running)}"
+        partly = sum(self._costs.get(cell, 0.0) * share for cell, share in shares.items())
+        spent, seconds = self._spent + partly, max(now - self._began, 1e-9)
+        if not spent:
+            return text
+        left = (sum(self._costs.values()) - partly) * seconds / spent
+        return f"{text}, about {_duration(left)} left"
+
 
 def _duration(seconds: float) -> str:
     if seconds < 90:
