@@ -1,4 +1,4 @@
-"""What the sessions of nox do for the cells on this machine: the first one starts all of them, each waits for its own."""
+"""What the sessions of nox do for the cells here: the first one starts all of them, and each waits for its own."""
 
 from __future__ import annotations
 

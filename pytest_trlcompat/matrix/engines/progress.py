@@ -7,6 +7,9 @@ from collections.abc import Collection, Mapping
 
 __all__ = ["Progress"]
 
+_TOLD = 0.05
+"""The part of a sweep that must be done before the rest is estimated."""
+
 
 class Progress:
     """The cells of a sweep that have ended, and what is left of it.
@@ -45,9 +48,11 @@ class Progress:
         text = f"[{self._all - len(self._costs)}/{self._all}] {', '.join(running)}"
         partly = sum(self._costs.get(cell, 0.0) * share for cell, share in shares.items())
         spent, seconds = self._spent + partly, max(now - self._began, 1e-9)
-        if not spent:
+        left_of_costs = sum(self._costs.values()) - partly
+        # Of less, which is mostly imports of the stack, nothing follows.
+        if spent < _TOLD * (spent + left_of_costs):
             return text
-        left = (sum(self._costs.values()) - partly) * seconds / spent
+        left = left_of_costs * seconds / spent
         return f"{text}, about {_duration(left)} left"
 
 
