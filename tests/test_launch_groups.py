@@ -36,7 +36,7 @@ def item(folder: str, name: str, issue: str = "", **values: object) -> Any:
     ],
 )
 def test_suites_of_a_folder_share_launches_of_a_subject_and_a_strategy(
-    folder: str, name: str, values: dict[str, object], group: str
+    folder: str, name: str, values: dict[str, Any], group: str
 ) -> None:
     assert group_of(item(folder, name, **values)) == group
 

@@ -7,6 +7,7 @@ one then takes the group. Imports only the standard library: the processes are p
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -76,11 +77,14 @@ class Claim:
         self._file.close()
 
 
-@dataclass(frozen=True)
+@dataclass
 class GroupTable:
     """The groups of one run of a cell, in a folder that its processes share."""
 
     folder: Path
+    _groups: list[Group] | None = None
+    _begun: set[str] = field(default_factory=set)
+    _seconds: dict[str, float] = field(default_factory=dict)
 
     def plan(self, seconds: Mapping[str, float], *, first_answer: bool) -> None:
         """What the processes need to put their groups into order: what groups took before, and see :func:`ordered`."""
@@ -106,10 +110,11 @@ class GroupTable:
     @property
     def groups(self) -> list[Group] | None:
         """As a process has arranged them; ``None``: none has come so far."""
-        try:
-            return [Group(*row) for row in json.loads((self.folder / _GROUPS).read_text(encoding="utf-8"))]
-        except FileNotFoundError:
-            return None
+        if self._groups is None:
+            with contextlib.suppress(FileNotFoundError):
+                rows = json.loads((self.folder / _GROUPS).read_text(encoding="utf-8"))
+                self._groups = [Group(*row) for row in rows]
+        return self._groups
 
     def claim(self, groups: Sequence[Group]) -> Claim | None:
         """Take the first of these groups that no process runs or has run; ``None``: there is none."""
@@ -130,12 +135,15 @@ class GroupTable:
 
     def seconds(self, groups: Sequence[Group]) -> dict[str, float]:
         """What those took of which all tests have run, by name."""
-        taken = {group.name: _TAKEN.search(self._written(group)) for group in groups}
-        return {name: float(match[1]) for name, match in taken.items() if match}
+        for group in groups:  # what is done stays so, and is not read again
+            if group.name not in self._seconds and (match := _TAKEN.search(self._written(group))):
+                self._seconds[group.name] = float(match[1])
+        return {group.name: self._seconds[group.name] for group in groups if group.name in self._seconds}
 
     def open(self, groups: Sequence[Group]) -> list[Group]:
         """Those that no process has begun."""
-        return [group for group in groups if not self._written(group)]
+        self._begun |= {group.name for group in groups if group.name not in self._begun and self._written(group)}
+        return [group for group in groups if group.name not in self._begun]
 
     def _written(self, group: Group) -> bytes:
         try:

@@ -531,6 +531,6 @@ def _variables(environment: Environment) -> dict[str, str]:
     inherited: Mapping[str, str] = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PYTEST_", "PYTHON", "NOX_")) and name != Sweep.VARIABLE
+        if not name.startswith(("PYTEST_", "PYTHON", "NOX_")) and name not in (Sweep.VARIABLE, places.VARIABLE)
     }
     return {**inherited, **environment.variables}

@@ -57,7 +57,7 @@ def test_the_longest_come_first_and_before_them_the_first_answers_the_shortest_f
 
 def test_groups_that_have_not_run_are_estimated_by_their_tests(table: GroupTable) -> None:
     table.plan({"a": 10.0, "b": 30.0, "gone": 99.0}, first_answer=False)
-    assert table.groups is None
+    assert not table.groups
     groups = table.arrange({"a": 1, "b": 3, "c": 2}, ["c"])
     assert groups == [Group("b", 30.0), Group("c", 20.0, True), Group("a", 10.0)] == table.groups
     table.plan({}, first_answer=False)

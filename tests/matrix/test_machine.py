@@ -94,7 +94,7 @@ def stat_line(pid: int, parent: int, seconds: float, of_children: float = 0.0) -
 
 def test_what_others_keep_busy_is_all_but_ours_on_our_cores(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [50.0]
-    monkeypatch.setattr(machine_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     machine = kernel({"proc/100/stat": stat_line(100, 1, 0), "proc/101/stat": stat_line(101, 100, 0)})
     assert machine.busy_with_others() == math.inf  # before the second look nobody knows
     hundred = machine_module._TICKS

@@ -33,7 +33,9 @@ __all__ = ["LocalEngine", "keep_group_seconds", "known_seconds", "measured_costs
 Say = Callable[[str], None]
 
 _PAUSE = 0.2
-"""Seconds between two looks at the processes."""
+"""Seconds between two looks at whether a process has ended."""
+_LOOKS = 1.0
+"""Seconds between two looks at what they have done, and at whether there is room for one more."""
 _BETWEEN_LINES = 15.0
 """Seconds between two lines that say how far the sweep is."""
 _WORTH = 15.0
@@ -126,7 +128,7 @@ class LocalEngine:
         self._runs: list[_Run] = []
         self._ends: dict[str, _End] = {}
         self._progress = Progress([], {}, 0.0)
-        self._said = 0.0
+        self._said = self._looked = 0.0
 
     @property
     def folder(self) -> Path:
@@ -164,9 +166,11 @@ class LocalEngine:
             with process.signals_as_ctrl_c():
                 while cell_id not in self._ends:
                     self._look()
-                    self._start()
-                    if cell_id not in self._ends:
+                    if self.now() - self._looked >= _LOOKS or not self._runs:
+                        self._looked = self.now()
+                        self._start()
                         self._show()
+                    if cell_id not in self._ends:
                         time.sleep(_PAUSE)
         except BaseException:
             self.stop()
@@ -198,7 +202,7 @@ class LocalEngine:
                 each.place.give_back()
                 run.processes.remove(each)
                 run.statuses.append(each.running.child.returncode)
-            self._read_verdicts(run)
+                self._looked = 0.0  # its place is free
             if not run.processes and not self._goes_on(run):
                 self._finish(run)
 
@@ -217,6 +221,7 @@ class LocalEngine:
         return True
 
     def _finish(self, run: _Run) -> None:
+        self._read_verdicts(run)
         done = run.table.seconds(run.groups)
         missing = [group.name for group in run.groups if group.name not in done]
         with contextlib.suppress(OSError):
@@ -322,6 +327,8 @@ class LocalEngine:
                 answer.complete()
 
     def _show(self) -> None:
+        for run in self._runs:
+            self._read_verdicts(run)
         if self.now() - self._said >= _BETWEEN_LINES:
             self._said = self.now()
             self.say(self._progress.so_far({run.cell_id: run.share() for run in self._runs}, self.now()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 
 from pytest_trlcompat.matrix import shards
@@ -29,6 +30,7 @@ class LocalSession:
     def __init__(self, layout: Layout, sweep: Sweep, say: Callable[[str], None]) -> None:
         self._layout, self._sweep, self._say = layout, sweep, say
         self._engine: LocalEngine | None = None
+        self._places = layout.results / ".places" / sweep.name
 
     def run(self, cell: Cell, due: Sequence[Cell], make: Callable[[Cell, Sequence[Cell]], CellJob]) -> Outcome:
         """Run a cell to its end, and meanwhile the others that are due, as far as there is room.
@@ -41,7 +43,7 @@ class LocalSession:
             MatrixError, KeyboardInterrupt: see :meth:`LocalEngine.wait`.
         """
         if self._engine is None:
-            places = Places.of_command(self._layout.results / ".places" / self._sweep.name)
+            places = Places.of_command(self._places)
             costs = measured_costs(self._layout, shards.costs(self._layout))
             self._engine = LocalEngine(self._sweep, places, costs, self._say)
         if not self._engine.knows(cell.id):
@@ -51,10 +53,11 @@ class LocalSession:
         return self._engine.wait(cell.id)
 
     def end(self) -> None:
-        """End what still runs, if nox has ended before the last of its sessions."""
+        """At the end of the command: end what still runs, where nox has ended before the last of its sessions."""
         if self._engine is not None:
             self._engine.stop()
             self._engine.places.remove()
+        shutil.rmtree(self._places, ignore_errors=True)  # under --parallel others had them
 
 
 def due_cells(words: Sequence[str], chosen: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:

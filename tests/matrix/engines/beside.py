@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pytest_trlcompat.catalog.verdict import Record
+from pytest_trlcompat.matrix import disk
 from pytest_trlcompat.matrix import job as job_module
 from pytest_trlcompat.matrix.cells import Cell
 from pytest_trlcompat.matrix.engines.local import LocalEngine
@@ -139,7 +140,7 @@ class Checkout:
     def replace_environments(self, put: Callable[[object, str, Any], None]) -> None:
         """Have cells use the fake environment; ``put`` is as ``monkeypatch.setattr``."""
         put(job_module, "lock_for", lambda matrix, cell, layout: dataclasses.replace(LOCK, cell_id=cell.id))
-        put(job_module.disk, "free_space", lambda *arguments: None)
+        put(disk, "free_space", lambda *arguments: None)
         put(job_module, "ensure", lambda lock, layout, say: Environment(self.root / "env"))
 
     def log(self) -> list[tuple[float, int, str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -44,7 +45,7 @@ def test_what_parallel_says(words: str, limit: int | None) -> None:
 
 
 def test_auto_is_what_nox_takes_it_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places_module.os, "cpu_count", lambda: 12)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
     assert requested_limit(["--parallel", "auto"], {}) == 12
 
 
