@@ -120,3 +120,18 @@ def test_a_stopped_run_leaves_its_group_to_others(tmp_path: Path, table: GroupTa
     assert done.returncode == 3
     groups = table.groups or []
     assert (table.seconds(groups), table.open(groups)) == ({}, [])
+
+
+def test_the_first_failure_ends_a_run_that_is_to_end_with_it(tmp_path: Path, table: GroupTable) -> None:
+    (tmp_path / "tests" / "test_one.py").write_text("def test_fails(): assert 0\ndef test_passes(): pass\n")
+    (tmp_path / "tests" / "test_two.py").unlink()
+    done = subprocess.run(
+        command(tmp_path / "tests", table, "-x"),
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "1 failed in" in done.stdout) == (1, True), done.stdout
+    assert table.seconds(table.groups or []) == {}

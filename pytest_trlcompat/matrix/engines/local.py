@@ -336,11 +336,9 @@ class LocalEngine:
 
 def _status(run: _Run, is_missing: bool) -> int:
     """One exit status for all processes; that of a killed one, whose tests another has run, does not count."""
-    wrong = [status for status in run.statuses if status > 1 or (status < 0 and is_missing)]
-    if wrong:
-        return wrong[0]
-    if all(status < 0 for status in run.statuses):
-        return run.statuses[-1]
+    killed = [status for status in run.statuses if status < 0]
+    if killed and (is_missing or len(killed) == len(run.statuses)):
+        return killed[-1]
     return max(status for status in run.statuses if status >= 0)
 
 
