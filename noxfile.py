@@ -1,7 +1,7 @@
 """The sessions of pytest-trlcompat, implemented in ``pytest_trlcompat.matrix``.
 
-    nox -s matrix                          sweep the default cells, end with a summary
-    nox -s matrix --parallel 2             two cells at a time
+    nox -s matrix                          sweep the default cells side by side, end with a summary
+    nox -s matrix --parallel 2             the same, two processes at most
     nox -s matrix -- --full                every cell, for each TRL release the lowest and highest Transformers
     nox -s matrix -- --pairwise            cells that covering arrays have chosen: every release of TRL, and more
     nox -s matrix -- --vllm                the cells that have vLLM, by the suites that need it
@@ -77,7 +77,7 @@ SERVER_RELEASES = ("0.20.0", "0.26.2", "0.28.0", "1.0.0")
 
 LONG_BENCHMARKS = (
     *("conformance_faults", "fused_heads", "kills", "loss_memory", "other_seeds", "sweep", "launch", "soak"),
-    *("doctor_answers", "training_cost", "vllm_faults"),
+    *("doctor_answers", "sweep_profile", "training_cost", "vllm_faults"),
 )
 
 try:

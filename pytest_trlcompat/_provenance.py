@@ -32,6 +32,7 @@ __all__ = [
 OF_THE_MACHINE = (
     *("TRLCOMPAT_CACHE", "TRLCOMPAT_NODE_CACHE", "TRLCOMPAT_SWEEP", "TRLCOMPAT_RUN", "TRLCOMPAT_RDZV_SECRET"),
     *("TRLCOMPAT_LAUNCH", "TRLCOMPAT_LAUNCHER", "TRLCOMPAT_VLLM_CONTROL", "TRLCOMPAT_VLLM_SERVER"),
+    "TRLCOMPAT_PLACES",
 )
 """Variables on which no verdict depends, and which mean nothing on another machine: folders, secrets, and marks of
 processes. A process may also set them for those that it starts."""

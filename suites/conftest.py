@@ -20,6 +20,7 @@ from pytest_trlcompat.plugin.judging import Absent, Finding, Judge, Untestable
 from .adapters.trainings import AdapterTrainings, with_every_failure
 from .conformance.trainings import ConformanceTrainings
 from .in_rank import adapters, grpo_trainings, models
+from .launch_groups import group_of
 from .launches import LaunchCache, in_turn
 from .ppo.runs import PPORuns
 from .settings.trainings import SettingTrainings
@@ -40,6 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{NOT_DEFAULT}: left out of the default cells, and part of any other")
     config.addinivalue_line("markers", f"{ONLY_NEWEST}: left out of the older default cells; see matrix.suite_choice")
     config.addinivalue_line("markers", f"{ONLY_OLDER}: left out of the newest default cell; see matrix.suite_choice")
+    config.addinivalue_line(
+        "markers", "launch_group(name): tests that judge the same launches, in one process of a sweep"
+    )
     config.addinivalue_line("markers", "vllm: needs vLLM; part of a sweep with --vllm alone")
     config.addinivalue_line("markers", "liger: needs Liger; part of a sweep with --liger alone")
     config.addinivalue_line("markers", "images: needs Pillow; part of a sweep with --images alone")
@@ -50,6 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test of the suites with the parts in which it is run, those of conformance aside, which have theirs."""
     catalog = known_issues.load()
     for item in (test for test in items if test.path.is_relative_to(Path(__file__).parent)):
+        item.add_marker(pytest.mark.launch_group(group_of(item)))
         named = item.get_closest_marker("known_issue")
         values = getattr(getattr(item, "callspec", None), "params", {})
         if any(item.get_closest_marker(part) for part in PARTS):

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from pytest_trlcompat.matrix.results import (
 from pytest_trlcompat.matrix.suite_run import child_variables, code_digest, suite_command
 from pytest_trlcompat.matrix.sweep import Sweep
 
-__all__ = ["finished_before", "run_cell"]
+__all__ = ["CellJob", "alone", "finished_before", "run_cell"]
 
 _TESTS_PASSED, _TESTS_FAILED, _NOTHING_COLLECTED = 0, 1, 5
 
@@ -63,16 +63,18 @@ def run_cell(
         MatrixError: for an error of the operating system, or a damaged results file.
         KeyboardInterrupt: after all child processes have ended; finished verdicts are kept.
     """
-    layout = sweep.layout
-    lock = layout.results / f".{cell.id}.lock"
-    with explained_os_errors(), locked(lock, lambda: say(f"{cell.id}: another process is running it; waiting")):
+    arguments = (tuple(sorted(issues)), fresh, tuple(pytest_arguments), tuple(following), say)
+    with explained_os_errors(), alone(cell, sweep, say):
+        return CellJob(matrix, cell, sweep, *arguments).run()
+
+
+@contextlib.contextmanager
+def alone(cell: Cell, sweep: Sweep, say: Callable[[str], None]) -> Iterator[None]:
+    """Have no other process run the cell within the block."""
+    lock = sweep.layout.results / f".{cell.id}.lock"
+    with locked(lock, lambda: say(f"{cell.id}: another process is running it; waiting")):
         sweep.begin_cell(cell.id)
-        job = _Job(matrix, cell, sweep, tuple(sorted(issues)), fresh, tuple(pytest_arguments), tuple(following), say)
-        outcome = job.run()
-        # A cell without room stays among the running ones, so that the same command continues with it.
-        if not outcome.out_of_space:
-            sweep.end_cell(cell.id)
-        return outcome
+        yield
 
 
 def finished_before(
@@ -93,13 +95,15 @@ def finished_before(
     Raises:
         MatrixError: for a damaged sidecar or results file.
     """
-    job = _Job(matrix, cell, sweep, tuple(sorted(issues)), False, tuple(pytest_arguments), (), lambda text: None)
+    job = CellJob(matrix, cell, sweep, tuple(sorted(issues)), False, tuple(pytest_arguments), (), lambda text: None)
     job.identify(lock, code)
     return job.reuse()
 
 
 @dataclass
-class _Job:
+class CellJob:
+    """A cell, step by step: it is prepared, begun, and finished or stopped. For its fields see :func:`run_cell`."""
+
     matrix: Matrix
     cell: Cell
     sweep: Sweep
@@ -113,6 +117,8 @@ class _Job:
         layout = self.sweep.layout
         self.started = time.monotonic()
         self._is_elsewhere = False
+        self._resumed = False
+        self._environment: Environment | None = None
         self.results = layout.results / f"{self.cell.id}.jsonl"
         self.path = layout.results / f"{self.cell.id}.cell.json"
         self.before = None if self.fresh or not self.path.exists() else read_sidecar(self.path)
@@ -120,25 +126,40 @@ class _Job:
         self.sidecar = dataclasses.replace(self.sidecar, issues=self.issues, python=self.cell.python)
 
     def run(self) -> Outcome:
+        """All of it, by one process of pytest, whose output is ours."""
         with contextlib.ExitStack() as reservations:
-            return self._run(reservations)
+            if (outcome := self.prepare(reservations)) is not None:
+                return outcome
+            self.begin()
+            try:
+                status = process.run(self.command(), env=self.variables, cwd=self.sweep.layout.root)
+            except KeyboardInterrupt:
+                self.stop()
+                raise
+            return self.finish(status)
 
-    def _run(self, reservations: contextlib.ExitStack) -> Outcome:
+    def prepare(self, reservations: contextlib.ExitStack) -> Outcome | None:
+        """Have its environment ready; the outcome where there is nothing to run.
+
+        Args:
+            reservations: keeps others from removing the environment until it is closed.
+        """
         layout = self.sweep.layout
         try:
             lock = lock_for(self.matrix, self.cell, layout)
             disk.free_space(lock, layout, self.sweep.finished(self.matrix.python), self._later_locks(), self.say)
             # Before it is built: nox -s clean, or a sweep that needs room, could remove it as soon as it is there.
             reservations.enter_context(reserved(lock, layout))
-            environment = ensure(lock, layout, self.say)
+            self._environment = ensure(lock, layout, self.say)
         except DiskFull as error:
             self._write(INTERRUPTED, str(error))
-            return Outcome(self.sidecar, (), out_of_space=True)
+            return self._ended(Outcome(self.sidecar, (), out_of_space=True))
         except Untestable as error:
             self._write(UNTESTABLE, str(error))
-            return Outcome(self.sidecar, ())
-        self.identify(lock, code_digest(layout), of_environment(environment.root))
-        return self.reuse() or self._test(environment)
+            return self._ended(Outcome(self.sidecar, ()))
+        self.identify(lock, code_digest(layout), of_environment(self._environment.root))
+        outcome = self.reuse()
+        return None if outcome is None else self._ended(outcome)
 
     def identify(self, lock: Lock, code: str, packages: str = "") -> None:
         """Write down all that the verdicts depend on.
@@ -167,9 +188,10 @@ class _Job:
         write_whole(self.path, self.sidecar.to_json())
         return self._outcome(None)
 
-    def _test(self, environment: Environment) -> Outcome:
-        resumed = self._can_resume()
-        if resumed:
+    def begin(self) -> None:
+        """Before the first process of pytest starts."""
+        self._resumed = self._can_resume()
+        if self._resumed:
             count = len(_records(self.results))
             self.say(f"{self.cell.id}: continues after {count} finished verdict{'' if count == 1 else 's'}")
             _drop_partial_line(self.results)
@@ -180,23 +202,55 @@ class _Job:
             self.results.unlink(missing_ok=True)
         # Before the first verdict, so that a killed run can be told from a finished one.
         self._write(RUNNING, None)
-        try:
-            command = self._command(environment, resumed)
-            status = process.run(command, env=child_variables(environment), cwd=self.sweep.layout.root)
-        except KeyboardInterrupt:
-            self._write(INTERRUPTED, "it was stopped")
-            count = len(_records(self.results))
-            left = "1 finished verdict is kept" if count == 1 else f"{count} finished verdicts are kept"
-            self.say(
-                f"{self.cell.id}: stopped; {left}, the same command continues after {'it' if count == 1 else 'them'}"
-            )
-            raise
+
+    def command(self, *options: str) -> list[str]:
+        """The command of a process of pytest.
+
+        Args:
+            options: more of them.
+        """
+        assert self._environment is not None
+        return [
+            *suite_command(self._environment, self.sweep.layout, self.results, self.issues),
+            *(["--trlcompat-resume"] if self._resumed else []),
+            *options,
+            *self.pytest_arguments,
+        ]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables of that process."""
+        assert self._environment is not None
+        return child_variables(self._environment)
+
+    def stop(self) -> None:
+        """After Ctrl-C, when its processes have ended."""
+        self._write(INTERRUPTED, "it was stopped")
+        count = len(_records(self.results)) if self.results.exists() else 0
+        left = "1 finished verdict is kept" if count == 1 else f"{count} finished verdicts are kept"
+        self.say(f"{self.cell.id}: stopped; {left}, the same command continues after {'it' if count == 1 else 'them'}")
+
+    def finish(self, status: int, shortfall: str | None = None) -> Outcome:
+        """After its processes have ended.
+
+        Args:
+            status: the exit status of pytest.
+            shortfall: what of the suites has not run, although that says nothing of it.
+        """
+        assert self._environment is not None
         records = _records(self.results)
-        incomplete = _incomplete(status, records) or _of_others(records, Provenance.parse(self.sidecar.provenance))
+        ours = Provenance.parse(self.sidecar.provenance)
+        incomplete = _incomplete(status, records) or shortfall or _of_others(records, ours)
         self._write(TESTED if incomplete is None else INTERRUPTED, incomplete)
         # Only the run has compiled what the suites import.
-        environment.share_modules()
-        return self._outcome(status)
+        self._environment.share_modules()
+        return self._ended(self._outcome(status))
+
+    def _ended(self, outcome: Outcome) -> Outcome:
+        # A cell without room stays among the running ones, so that the same command continues with it.
+        if not outcome.out_of_space:
+            self.sweep.end_cell(self.cell.id)
+        return outcome
 
     def _later_locks(self) -> list[Lock]:
         """The locks of the cells that run later, as far as they are known."""
@@ -205,13 +259,6 @@ class _Job:
             with contextlib.suppress(MatrixError):  # a damaged lock is reported when its cell runs
                 later_locks.append(kept(self.matrix, cell, self.sweep.layout))
         return [lock for lock in later_locks if lock is not None]
-
-    def _command(self, environment: Environment, resumed: bool) -> list[str]:
-        return [
-            *suite_command(environment, self.sweep.layout, self.results, self.issues),
-            *(["--trlcompat-resume"] if resumed else []),
-            *self.pytest_arguments,
-        ]
 
     def _is_finished(self) -> bool:
         before = self.before

@@ -7,14 +7,16 @@ import os
 import signal
 import subprocess
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from pytest_trlcompat._processes import die_with_parent, ignore_signals, kill_marked
 
-__all__ = ["deferred_signals", "run", "signals_as_ctrl_c", "started"]
+__all__ = ["Running", "deferred_signals", "end", "run", "signals_as_ctrl_c", "start", "started"]
 
 _MARK = "TRLCOMPAT_RUN"
 _GRACE = 1.2
@@ -65,28 +67,64 @@ def started(
     Raises:
         KeyboardInterrupt: on a signal within the block, after all descendants have ended.
     """
-    mark = f"{_MARK}={uuid.uuid4().hex}"
-    variables = {**env, _MARK: mark.partition("=")[2]}
-    child = None
+    running = None
     with signals_as_ctrl_c():
         try:
             with deferred_signals():  # a child that is not assigned yet could not be stopped
-                child = subprocess.Popen(
-                    list(command),
-                    env=variables,
-                    cwd=cwd,
-                    stdin=subprocess.DEVNULL,  # the kernel would stop a background group that reads the terminal
-                    stdout=output,
-                    stderr=output,
-                    preexec_fn=_lead_a_group(os.getpid()),
-                )
-            yield child
+                running = start(command, env=env, cwd=cwd, output=output)
+            yield running.child
         finally:
-            with ignore_signals():
-                if child is not None and child.poll() is None:
-                    _stop(child, grace)
-                # Descendants in process groups of their own are known by the variable that they have inherited.
-                kill_marked(mark)
+            if running is not None:
+                end([running], grace)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A child that leads its own process group.
+
+    Attributes:
+        mark: ``NAME=value`` of the environment of all its descendants.
+    """
+
+    child: subprocess.Popen[bytes]
+    mark: str
+
+
+def start(command: Sequence[str], *, env: Mapping[str, str], cwd: Path, output: IO[bytes] | None = None) -> Running:
+    """Start one of several children as :func:`run` does; whoever calls this calls :func:`end`, whatever happens."""
+    mark = uuid.uuid4().hex
+    child = subprocess.Popen(
+        list(command),
+        env={**env, _MARK: mark},
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,  # the kernel would stop a background group that reads the terminal
+        stdout=output,
+        stderr=output,
+        preexec_fn=_lead_a_group(os.getpid()),
+    )
+    return Running(child, f"{_MARK}={mark}")
+
+
+def end(running: Sequence[Running], grace: float = _GRACE) -> None:
+    """End children with all their descendants, all at the same time.
+
+    Args:
+        grace: seconds between SIGINT and SIGKILL.
+    """
+    with ignore_signals():
+        alive = [each.child for each in running if each.child.poll() is None]
+        for child in alive:
+            _signal_group(child.pid, signal.SIGINT)
+        deadline = time.monotonic() + grace
+        for child in alive:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(deadline - time.monotonic(), 0.0))
+        for child in alive:
+            _signal_group(child.pid, signal.SIGKILL)
+            child.wait()
+        # Descendants in process groups of their own are known by the variable that they have inherited.
+        for each in running:
+            kill_marked(each.mark)
 
 
 def _lead_a_group(parent: int) -> Callable[[], None]:
@@ -98,14 +136,6 @@ def _lead_a_group(parent: int) -> Callable[[], None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
     return prepare
-
-
-def _stop(child: subprocess.Popen[bytes], grace: float) -> None:
-    _signal_group(child.pid, signal.SIGINT)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(grace)
-    _signal_group(child.pid, signal.SIGKILL)
-    child.wait()
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:

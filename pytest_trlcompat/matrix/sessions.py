@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import itertools
 import os
 import re
 import shutil
@@ -30,15 +29,17 @@ from pytest_trlcompat.matrix.arguments import (
     requested_pairwise,
 )
 from pytest_trlcompat.matrix.cells import PAIRS_TAG, Cell, Matrix
+from pytest_trlcompat.matrix.engines import local_session, places
 from pytest_trlcompat.matrix.engines import options as engine_options
 from pytest_trlcompat.matrix.engines import session as ray_session
+from pytest_trlcompat.matrix.engines.local_session import after
 from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, install_hashed, prune
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.files import explained_os_errors, write_whole
-from pytest_trlcompat.matrix.job import run_cell
+from pytest_trlcompat.matrix.job import CellJob, run_cell
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.parsing import parse_pins, read_matrix
-from pytest_trlcompat.matrix.results import success
+from pytest_trlcompat.matrix.results import Outcome, success
 from pytest_trlcompat.matrix.suite_choice import chosen_tests
 from pytest_trlcompat.matrix.sweep import Sweep
 from pytest_trlcompat.matrix.uv import BUILT_FROM_SOURCE, WHEELS_ONLY, uv_cached_first
@@ -75,7 +76,9 @@ class Project:
         self.sweep = Sweep(self.layout)
         self.say = say
         self._named: list[str] = []
+        self._due: tuple[str, ...] = ()
         self._tables = False
+        self.local = local_session.LocalSession(self.layout, self.sweep, self.say)
         self.ray = ray_session.RaySession(self.layout, self.sweep, self.tools, _variables)
         if self.sweep.outermost:
             # nox has no hook for the end of all sessions that also works after a failure or Ctrl-C, and under
@@ -99,6 +102,7 @@ class Project:
         cut = list(command).index("--") if "--" in command else len(command)
         # nox takes names of sessions from NOXSESSION, too.
         posargs, names = command[cut:], [*command[:cut], environ.get("NOXSESSION", "")]
+        places.share_limit(command, outermost=self.sweep.outermost)
         self._tables = TABLES in posargs
         torch = torch_axis.requested_torch(posargs)
         pairwise = requested_pairwise(posargs)
@@ -108,6 +112,7 @@ class Project:
         known = {cell.id for cell in (*chosen, *self.matrix.cells)}
         named = re.findall(r"matrix\(([^()]+)\)", " ".join(names))
         self._named = [cell_id for cell_id in named if self._has(cell_id, known)]
+        self._due = local_session.due_cells(names, [cell.id for cell in chosen], self._named)
         sessions = [ray_session.WHOLE] if engine_options.requested_ray(posargs) else [cell.id for cell in chosen]
         return list(dict.fromkeys([*sessions, *self._named]))
 
@@ -141,15 +146,40 @@ class Project:
         cells = self._selection(options.full, options.pairwise, options.torch, options.shard, options.added)
         if options.shard is not None:
             shards.keep_part(self.layout, cells, options.shard)
-        later = tuple(itertools.dropwhile(lambda other: other.id != cell.id, cells))
+        later = after(cell, cells)
         if not self.sweep.has_begun:
             # nox does not give a session the names of the others; with --parallel only its own is known.
             named = [
                 torch_axis.find(self.matrix, self.layout, cell_id) for cell_id in self._named if self.sweep.outermost
             ]
-            self._announce(named or later or [cell])
-        few = ("-m", self._chosen_tests(cell, options)) if not options.issues else ()
-        self._run(cell, dataclasses.replace(options, pytest_arguments=(*few, *options.pytest_arguments)), later[1:])
+            self._announce(named or [cell, *later])
+        if options.pytest_arguments:
+            # They may choose among the tests, or end pytest early: one process, whose output is shown as it comes.
+            self._run(cell, self._with_tests(cell, options), later)
+        else:
+            self._run_beside(cell, options, cells)
+
+    def _with_tests(self, cell: Cell, options: Arguments) -> Arguments:
+        tests = ("-m", self._chosen_tests(cell, options)) if not options.issues else ()
+        return dataclasses.replace(options, pytest_arguments=(*tests, *options.pytest_arguments))
+
+    def _run_beside(self, cell: Cell, options: Arguments, chosen: Sequence[Cell]) -> None:
+        """Run a cell, and meanwhile those of the sessions that follow.
+
+        Args:
+            chosen: all cells that ``-s matrix`` means. Under ``--parallel`` other processes run them.
+        """
+        ids = {other.id for other in chosen}
+        due_ids = [cell_id for cell_id in self._due if cell_id in ids or cell_id in self._named]
+        due = [self._with_torch(cell_id, options) for cell_id in due_ids]
+
+        def make(other: Cell, later: Sequence[Cell]) -> CellJob:
+            self._mention_age(other, options)
+            arguments, issues = self._with_tests(other, options).pytest_arguments, tuple(sorted(options.issues))
+            following = (*later, *(each for each in after(other, chosen) if each not in later))
+            return CellJob(self.matrix, other, self.sweep, issues, options.fresh, arguments, following, self.say)
+
+        self._judge(self.local.run(cell, due, make))
 
     def _chosen_tests(self, cell: Cell, options: Arguments) -> str:
         return chosen_tests(cell, self.matrix.default(), full=options.full)
@@ -453,6 +483,7 @@ class Project:
 
     def end(self) -> None:
         """After all sessions: print the summary of the cells that this command ran, or their tables."""
+        self.local.end()
         if not self.sweep.has_begun:
             return
         try:
@@ -465,9 +496,12 @@ class Project:
         if text := disk.announcement(self.matrix, cells, self.layout):
             self.say(text)
 
-    def _run(self, cell: Cell, options: Arguments, following: Sequence[Cell] = ()) -> None:
+    def _mention_age(self, cell: Cell, options: Arguments) -> None:
         if options.torch == torch_axis.DATED and torch_axis.older_than_supported(self.matrix, cell):
             self.say(f"{cell.id}: gets the oldest supported torch, although it is newer than {cell.date}")
+
+    def _run(self, cell: Cell, options: Arguments, following: Sequence[Cell] = ()) -> None:
+        self._mention_age(cell, options)
         outcome = run_cell(
             self.matrix,
             cell,
@@ -478,6 +512,9 @@ class Project:
             following=following,
             say=self.say,
         )
+        self._judge(outcome)
+
+    def _judge(self, outcome: Outcome) -> None:
         if outcome.problem is not None:
             raise MatrixError(outcome.problem)
         self.say(success(outcome))
@@ -496,6 +533,6 @@ def _variables(environment: Environment) -> dict[str, str]:
     inherited: Mapping[str, str] = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PYTEST_", "PYTHON", "NOX_")) and name != Sweep.VARIABLE
+        if not name.startswith(("PYTEST_", "PYTHON", "NOX_")) and name not in (Sweep.VARIABLE, places.VARIABLE)
     }
     return {**inherited, **environment.variables}

@@ -30,6 +30,7 @@ __all__ = [
     "PARTS",
     "PARTS_OF_NEWEST",
     "chosen_tests",
+    "newest_of",
     "part_of_cell",
     "parts_of",
 ]
@@ -71,7 +72,7 @@ def chosen_tests(cell: Cell, default: Sequence[Cell], *, full: bool) -> str:
 
 def part_of_cell(cell: Cell, default: Sequence[Cell]) -> str | None:
     """Which of :data:`PARTS` a default cell runs; ``None``: all, as the newest of them and any other cell does."""
-    newest = max(default, key=_age, default=None)
+    newest = newest_of(default)
     ids = [other.id for other in default if newest is None or other.id != newest.id]
     return PARTS[ids.index(cell.id) % len(PARTS)] if cell.id in ids else None
 
@@ -90,6 +91,11 @@ def parts_of(issue: str, label: str | None, folder: str = "") -> tuple[str, ...]
     earlier, later = _QUARTERS[_TOGETHER.get(folder, zlib.crc32(issue.encode()) % len(_QUARTERS))]
     alone = label is None or label.partition("-")[0] == "single"
     return (PARTS[earlier], PARTS[later]) if alone else (PARTS[later],)
+
+
+def newest_of(cells: Sequence[Cell]) -> Cell | None:
+    """The cell with the newest release of TRL, and of Transformers among several; ``None`` of no cells."""
+    return max(cells, key=_age, default=None)
 
 
 def _age(cell: Cell) -> tuple[Version, Version]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pytest_trlcompat import _provenance
 from pytest_trlcompat._provenance import OF_THE_MACHINE
+from pytest_trlcompat.matrix.engines import places
 from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.sweep import Sweep
@@ -30,7 +31,7 @@ def child_variables(environment: Environment) -> dict[str, str]:
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PYTEST_", "PYTHON", "NOX_", "COV_")) and name != Sweep.VARIABLE
+        if not name.startswith(("PYTEST_", "PYTHON", "NOX_", "COV_")) and name not in (Sweep.VARIABLE, places.VARIABLE)
     }
     return {
         **inherited,

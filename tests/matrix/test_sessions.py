@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from pytest_trlcompat.catalog.verdict import Record, Verdict
 from pytest_trlcompat.matrix import cuda, disk, hashes, locks, own_coverage, sessions
 from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.cuda import CudaLibraries
+from pytest_trlcompat.matrix.engines import local_session
 from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.layout import Layout
@@ -47,6 +49,35 @@ tags = ["dated"]
 """
 
 
+class FakeEngine:
+    """Runs a cell when its session waits for it, and knows of those that the session before has added."""
+
+    newest = ""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.places = SimpleNamespace(remove=lambda: None)
+        self.makers: dict[str, Any] = {}
+        self.stopped = 0
+
+    def add(self, cells: Sequence[Cell], make: Any) -> None:
+        self.stage.added.append([cell.id for cell in cells])
+        for number, cell in enumerate(cells, start=1):
+            self.makers[cell.id] = lambda cell=cell, later=cells[number:]: make(cell, later)
+
+    def knows(self, cell_id: str) -> bool:
+        return cell_id in self.makers
+
+    def wait(self, cell_id: str) -> Outcome:
+        job = self.makers[cell_id]()
+        return self.stage.run_cell(
+            job.matrix, job.cell, job.sweep, job.following, pytest_arguments=job.pytest_arguments
+        )
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
 class Stage:
     """A checkout whose cells are recorded instead of run."""
 
@@ -56,6 +87,8 @@ class Stage:
         self.said: list[str] = []
         self.ran: list[tuple[str, list[str]]] = []
         self.announced: list[list[str]] = []
+        self.added: list[list[str]] = []
+        self.engines: list[FakeEngine] = []
         self.for_pytest: list[tuple[str, ...]] = []
         self.project = Project(folder, self.said.append)
 
@@ -64,6 +97,10 @@ class Stage:
         self.ran.append((cell.id, [each.id for each in following]))
         self.for_pytest.append(how["pytest_arguments"])
         return Outcome(Sidecar(cell.id, {}, "tested", "s"), (Record("i", "upstream", "single", Verdict.OK),), 0)
+
+    def local(self, *how: Any) -> FakeEngine:
+        self.engines.append(FakeEngine(self))
+        return self.engines[-1]
 
     def announcement(self, matrix: Matrix, cells: Sequence[Cell], layout: Layout) -> str:
         self.announced.append([cell.id for cell in cells])
@@ -77,6 +114,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     monkeypatch.delenv(Sweep.VARIABLE)
     stage = Stage(tmp_path)
     monkeypatch.setattr(sessions, "run_cell", stage.run_cell)
+    monkeypatch.setattr(local_session, "LocalEngine", stage.local)
     monkeypatch.setattr(disk, "announcement", stage.announcement)
     return stage
 
@@ -139,11 +177,50 @@ def test_cells_with_more_than_the_stack_are_a_selection_of_their_own_by_the_suit
         project.cells(["-s", "matrix", "--", "--liger", "--vllm"])
 
 
+@pytest.mark.parametrize(
+    ("words", "due"),
+    [
+        ("", "a b"),
+        ("-s matrix", "a b"),
+        ("-s lint matrix", "a b"),
+        ("--session=matrix", "a b"),
+        ("-s matrix(c)", "c"),
+        ("-s matrix matrix(c)", "a b c"),
+        ("-s docs matrix(c) lint --parallel 2", "c"),
+        ("-s lint", ""),
+        ("-k matrix", ""),
+        ("-s matrix -x", ""),  # to which a failed cell ends the command
+        ("-s matrix(c) --parallel 1 --parallel-worker", ""),
+    ],
+)
+def test_only_cells_that_the_command_runs_for_certain_may_begin_before_their_session(words: str, due: str) -> None:
+    named = ["c"] if "matrix(c)" in words else []
+    assert local_session.due_cells(words.split(), ["a", "b"], named) == tuple(due.split())
+
+
+def test_the_first_session_starts_the_cells_of_those_that_follow(stage: Stage) -> None:
+    ids = stage.project.cells(["-s", "matrix"])
+    for cell_id in ids:
+        stage.project.matrix_cell(cell_id, [])
+    assert stage.added == [ids]
+    assert stage.engines[0].newest == "trl0.15.2"
+    stage.project.matrix_cell("trl1.9.2", [])  # which this command did not name
+    assert stage.added == [ids, ["trl1.9.2"]]
+    stage.project.end()
+    assert stage.engines[0].stopped == 1
+
+
+def test_arguments_for_pytest_have_a_cell_run_alone_with_its_output_as_it_comes(stage: Stage) -> None:
+    stage.project.cells(["-s", "matrix", "--", "--", "-x"])
+    stage.project.matrix_cell("trl0.9.6", ["--", "-x"])
+    assert (stage.added, stage.ran) == ([], [("trl0.9.6", ["trl0.15.2"])])
+
+
 def test_named_cells_announce_only_their_own_needs(stage: Stage) -> None:
     stage.project.cells(["-s", "matrix(trl0.15.2-torch2.7.1)", "matrix(trl1.9.2)"])
     stage.project.matrix_cell("trl0.15.2-torch2.7.1", [])
     assert stage.announced == [["trl0.15.2-torch2.7.1", "trl1.9.2"]]
-    assert stage.ran == [("trl0.15.2-torch2.7.1", [])]
+    assert stage.ran == [("trl0.15.2-torch2.7.1", ["trl1.9.2"])]
 
 
 def test_a_cell_named_without_torch_gets_therequest_ofed_one(stage: Stage) -> None:

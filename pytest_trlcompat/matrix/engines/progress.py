@@ -7,6 +7,9 @@ from collections.abc import Collection, Mapping
 
 __all__ = ["Progress"]
 
+_TOLD = 0.05
+"""The part of a sweep that must be done before the rest is estimated."""
+
 
 class Progress:
     """The cells of a sweep that have ended, and what is left of it.
@@ -33,6 +36,23 @@ class Progress:
         if not self._costs:
             return text
         left = sum(self._costs.values()) * seconds / self._spent if self._spent else 0.0
+        return f"{text}, about {_duration(left)} left"
+
+    def so_far(self, shares: Mapping[str, float], now: float) -> str:
+        """``[2/9] trl1.16.0-tf5.23.0 61 %, about 4 min left``.
+
+        Args:
+            shares: of the cells that run, how much of each is done, from 0 to 1.
+        """
+        running = [f"{cell} {share:.0%}" for cell, share in shares.items()]
+        text = f"[{self._all - len(self._costs)}/{self._all}] {', '.join(running)}"
+        partly = sum(self._costs.get(cell, 0.0) * share for cell, share in shares.items())
+        spent, seconds = self._spent + partly, max(now - self._began, 1e-9)
+        left_of_costs = sum(self._costs.values()) - partly
+        # Of less, which is mostly imports of the stack, nothing follows.
+        if spent < _TOLD * (spent + left_of_costs):
+            return text
+        left = left_of_costs * seconds / spent
         return f"{text}, about {_duration(left)} left"
 
 

@@ -22,3 +22,13 @@ def test_long_times_are_minutes_and_hours() -> None:
 def test_a_cell_that_ends_at_once_is_no_division_by_zero() -> None:
     assert Progress(["a"], {"a": 0.0}, 5).ended("a", 5).startswith("[1/1] ")
     assert "about 0 s left" in Progress(["a", "b"], {"a": 0.0, "b": 0.0}, 5).ended("a", 5)
+
+
+def test_cells_that_run_count_by_the_share_of_them_that_is_done() -> None:
+    progress = Progress(["a", "b", "c"], {"a": 60.0, "b": 20.0, "c": 20.0}, now=0.0)
+    assert progress.so_far({}, now=5.0) == "[0/3] "
+    assert progress.so_far({"a": 0.01, "b": 0.02}, now=10.0) == "[0/3] a 1%, b 2%"  # too early for an estimate
+    assert progress.so_far({"a": 0.5, "b": 1.0}, now=100.0) == "[0/3] a 50%, b 100%, about 2 min left"
+    progress.ended("b", now=100.0)
+    assert progress.so_far({"a": 0.5}, now=100.0) == "[1/3] a 50%, about 2 min left"
+    assert progress.so_far({"a": 1.0, "c": 0.5}, now=90.0) == "[1/3] a 100%, c 50%, about 10 s left"
