@@ -55,6 +55,7 @@ def _entry(issue: KnownIssue, numbers: dict[str, int]) -> dict[str, Any]:
     return {
         **{name: getattr(issue, name) for name in (*_FIELDS, *_LISTS)},
         "symptoms": [[each.type_name, each.text, each.place] for each in issue.symptoms],
+        **({} if issue.when is None else {"when": issue.when}),
         "differences": [[each.name, each.setting, each.place] for each in issue.differences],
         "predictions": [numbers.setdefault(text, len(numbers)) for text in written],
     }
@@ -77,6 +78,7 @@ def parse(text: str, made_from: str = "") -> list[KnownIssue] | None:
                 symptoms=tuple(Symptom(*each) for each in entry["symptoms"]),
                 differences=tuple(ShownDifference(*each) for each in entry["differences"]),
                 predictions=tuple(predictions[number] for number in entry["predictions"]),
+                when=entry.get("when"),
             )
             for entry in document["issues"]
         ]
@@ -102,6 +104,7 @@ def _sources(folder: Path) -> Iterator[str]:
     yield from _files(folder, ".toml")
     yield from _files(_PACKAGE / "catalog", ".py")
     yield from _files(_PACKAGE / "strategies", ".py")
+    yield from _files(_PACKAGE / "training", ".py")
     yield from _files(_PACKAGE / "trainers", ".py")  # an entry has its cure's last part alone, the index its folder
     yield from _files(_PACKAGE / "conformance", "rows.toml")
     for name in ("stack.py", "_issue_ids.py", "conformance/rows.py"):
