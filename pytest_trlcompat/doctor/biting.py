@@ -58,19 +58,17 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 """Words of labels, behind the strategy, to what they are in a training."""
 
 
-def bites(
-    issue: KnownIssue, labels: Sequence[str], training: Training, defaults: Defaults, known: bool = True
-) -> Answer:
+def bites(issue: KnownIssue, labels: Sequence[str], training: Training, defaults: Defaults, unless: str = "") -> Answer:
     """Whether an issue bites a training.
 
     Args:
         labels: of the settings and strategies that show it with the stack in question, as its suite names them.
-        known: whether it is certain that these show it, and no other issue stops them first.
+        unless: why it is not certain that these show it; empty where it is.
     """
     needed = [evaluate(_NEEDED[package], training, defaults) for package in issue.needs if package in _NEEDED]
     shown = any_of(_showing(issue, labels, training, defaults))
-    if shown.bites and not known:
-        shown = Answer(Bite.CANNOT_TELL, look=("another known issue stops its test first",))
+    if shown.bites and unless:
+        shown = Answer(Bite.CANNOT_TELL, look=(unless,))
     return all_of([*needed, shown])
 
 

@@ -18,10 +18,8 @@ from pytest_trlcompat.catalog.issue import SEVERITIES, STRATEGIES
 from pytest_trlcompat.catalog.known_issues import CatalogError
 from pytest_trlcompat.doctor.alternatives import PLATFORMS, Asked
 from pytest_trlcompat.doctor.applicable import StrategyError
-from pytest_trlcompat.doctor.diagnosis import diagnose
 from pytest_trlcompat.doctor.request import read_stack_spec
 from pytest_trlcompat.doctor.stack_spec import StackSpecError
-from pytest_trlcompat.doctor.text import show
 from pytest_trlcompat.trainers.curing.kinds import TRAINERS
 from pytest_trlcompat.training.errors import TrainingError
 
@@ -57,6 +55,9 @@ def main(arguments: Sequence[str]) -> int:
             from pytest_trlcompat.doctor import training_command  # most questions are about a stack
 
             return training_command.answer(parsed, spec, catalog)
+        from pytest_trlcompat.doctor.diagnosis import diagnose
+        from pytest_trlcompat.doctor.text import show
+
         diagnosis = diagnose(spec, catalog, measurements.published(catalog), parsed.strategy, parsed.trainer or "")
         status = CLEAR if diagnosis.is_clear else AFFECTED
         if parsed.json:

@@ -8,16 +8,19 @@ from typing import Any
 
 from pytest_trlcompat.catalog import remedies
 from pytest_trlcompat.catalog.issue import FINDINGS, SEVERITIES, STRATEGIES, KnownIssue
+from pytest_trlcompat.catalog.issue import TRAINERS as MEASURED
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.measurements import Measurements
 from pytest_trlcompat.catalog.regions import Projection
+from pytest_trlcompat.doctor.applicable import considered_strategies
 from pytest_trlcompat.doctor.biting import bites
+from pytest_trlcompat.doctor.diagnosis import check_trainer, is_predicted
 from pytest_trlcompat.doctor.effects import Effect, effects_of
 from pytest_trlcompat.doctor.neighbours import Neighbours
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 from pytest_trlcompat.trainers.curing.kinds import TRAINERS as CURED
 from pytest_trlcompat.training import defaults
-from pytest_trlcompat.training.answers import Answer, Bite
+from pytest_trlcompat.training.answers import Answer, Bite, any_of
 from pytest_trlcompat.training.axes import TRAINERS
 from pytest_trlcompat.training.errors import TrainingError
 from pytest_trlcompat.training.training import UNKNOWN, Training
@@ -25,7 +28,7 @@ from pytest_trlcompat.training.training import UNKNOWN, Training
 __all__ = ["SCHEMA", "BitingIssue", "TrainingDiagnosis", "diagnose_training"]
 
 SCHEMA = 1
-"""Of :meth:`TrainingDiagnosis.to_dict`; see docs/reference/doctor-training.md."""
+"""Of :meth:`TrainingDiagnosis.to_dict`; see docs/how-to/ask-the-doctor.md."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ def diagnose_training(
 
     Raises:
         TrainingError: the trainer is not known.
+        StrategyError: the stack has no such trainer, or not the strategy.
     """
     if not training.trainer:
         raise TrainingError(
@@ -134,20 +138,29 @@ def diagnose_training(
         values = {**training.values, "parallel.strategy": strategies[0]}
         training = Training(training.trainer, values, training.whole, training.source, training.notes)
     trainer = training.trainer if training.trainer in CURED else "trainer"
-    if trainer != training.trainer:
-        notes.append(f"no suite trains with {TRAINERS[training.trainer]}: only what meets every trainer is known here")
+    if training.trainer not in MEASURED:
+        notes.append(
+            f"no suite trains with {TRAINERS[training.trainer]}: only what meets every trainer is known here, and an "
+            "issue of its own is not"
+        )
+    mine = training.value("parallel.strategy")
+    check_trainer(trainer, spec, catalog)
+    if mine in STRATEGIES:
+        considered_strategies([mine], spec, trainer)  # refuses one that the stack has not
     relevant = {issue.id: issue for issue in catalog.values() if issue.meets(trainer) and not issue.is_search}
     foreign = {issue.id for issue in catalog.values() if not issue.meets(trainer)}
     projection, neighbours = Projection(spec.versions, spec.together), Neighbours(spec, measured)
     default = defaults.of(training.trainer, spec.texts.get("trl", ""))
-    mine = training.value("parallel.strategy")
     found: list[BitingIssue] = []
     for issue in relevant.values():
         considered = _considered(issue, mine)
-        if bites(issue, issue.labels_among(considered), training, default).bite is Bite.DOES_NOT:
+        anywhere = bites(issue, issue.labels_among(considered), training, default)
+        if anywhere.bite is Bite.DOES_NOT:
             continue  # whatever the stack is; this takes less time than what the stack says
         effects = effects_of(issue, projection, neighbours, considered, foreign)
         answer = _answer(issue, effects, training, default)
+        if not effects and not is_predicted(issue, issue.without_blockers(foreign), projection, considered):
+            answer = Answer(Bite.CANNOT_TELL, look=("nothing is predicted for this stack", *anywhere.look))
         if answer.bite is not Bite.DOES_NOT:
             found.append(BitingIssue(issue, answer, effects, _remedy(issue, effects, trainer, spec, measured)))
     found.sort(key=lambda each: (SEVERITIES.index(each.issue.severity), each.issue.id))
@@ -170,19 +183,23 @@ def _considered(issue: KnownIssue, mine: Any) -> tuple[str, ...]:
 
 
 def _answer(issue: KnownIssue, effects: Sequence[Effect], training: Training, default: defaults.Default) -> Answer:
-    """What the labels say that show it; where others stop them all, it cannot be told."""
-    shown = [label for effect in effects if not effect.blocked_by for label in effect.strategies]
-    answer = bites(issue, shown, training, default, known=all(_is_whole(effect) for effect in effects))
-    behind = [label for effect in effects if effect.otherwise for label in effect.strategies]
-    if answer.bite is Bite.DOES_NOT and behind:
-        return bites(issue, behind, training, default, known=False)
-    return answer
+    """What the labels say that show it: with this stack, with a part of the versions that it may have, or behind
+    another issue that stops its test first."""
+    whole = [effect for effect in effects if not effect.blocked_by and not effect.condition]
+    answers = [bites(issue, _labels(whole), training, default)]
+    for effect in effects:
+        if effect.blocked_by and effect.otherwise:
+            answers.append(
+                bites(issue, _labels([effect]), training, default, f"{effect.blocked_by} stops its test first")
+            )
+        elif effect.condition and not effect.blocked_by:
+            answers.append(bites(issue, _labels([effect]), training, default, f"only with {effect.condition}"))
+    return any_of(answers)
 
 
-def _is_whole(effect: Effect) -> bool:
-    return not effect.condition
+def _labels(effects: Sequence[Effect]) -> list[str]:
+    return [label for effect in effects for label in effect.strategies]
 
 
 def _remedy(issue: KnownIssue, effects: Sequence[Effect], trainer: str, spec: StackSpec, measured: Measurements) -> str:
-    under = [label for effect in effects for label in effect.strategies]
-    return remedies.remedy(issue, under, trainer=trainer, versions=spec.versions, ways=measured.ways(issue))
+    return remedies.remedy(issue, _labels(effects), trainer=trainer, versions=spec.versions, ways=measured.ways(issue))

@@ -43,17 +43,20 @@ def of(trainer: str, release: str) -> Default:
         release: of TRL; a text that is no release knows no default.
     """
     releases, steps = _table()
-
-    def default(name: str) -> Any:
-        known = steps.get((trainer, names_of(name)[0]))
-        if known is None or not re.fullmatch(r"\d+(\.\d+)*", release):
-            return UNKNOWN
+    around: tuple[str, ...] = ()
+    if re.fullmatch(r"\d+(\.\d+)*", release):
         before = [measured for measured in releases if _key(measured) <= _key(release)]
         after = [measured for measured in releases if _key(measured) >= _key(release)]
-        around = {json.dumps(_at(known, measured)) for measured in (*before[-1:], *after[:1])}
-        if not before or len(around) != 1:
+        around = (*before[-1:], *after[:1]) if before else ()
+
+    @functools.cache
+    def default(name: str) -> Any:
+        known = steps.get((trainer, names_of(name)[0]))
+        if known is None or not around:
             return UNKNOWN
-        kind, *value = json.loads(around.pop())
+        kind, *value = _at(known, around[0])
+        if any(_at(known, measured) != [kind, *value] for measured in around[1:]):
+            return UNKNOWN
         if kind == "unknown" or (value == [None] and name in RESOLVED_LATER):
             return UNKNOWN
         return value[0] if value else None

@@ -12,6 +12,7 @@ from pytest_trlcompat.conformance import rows
 from pytest_trlcompat.strategies import NAMES
 from pytest_trlcompat.trainers.curing import kinds
 from pytest_trlcompat.training import axes
+from pytest_trlcompat.training.aliases import RENAMED
 from pytest_trlcompat.training.argument_names import ARGUMENTS
 from pytest_trlcompat.training.errors import TrainingError
 from pytest_trlcompat.training.training import DEFAULT, UNKNOWN, Training, joined
@@ -72,9 +73,10 @@ def test_what_is_no_training(text: str, message: str) -> None:
 
 
 def test_values_that_are_there_by_default_or_unknown() -> None:
-    whole, part = Training(values={"evaluation_strategy": "steps"}, whole=True), Training()
+    (older,) = RENAMED["eval_strategy"]
+    whole, part = Training(values={older: "steps"}, whole=True), Training()
     assert whole.arguments == {"eval_strategy": "steps"}
-    assert whole.value("evaluation_strategy") == whole.value("arguments.eval_strategy") == "steps"
+    assert whole.value(older) == whole.value("arguments.eval_strategy") == "steps"
     assert whole.value("beta") is DEFAULT
     assert part.value("beta") is UNKNOWN
     assert whole.value("model.tied") is UNKNOWN
