@@ -61,7 +61,7 @@ def _four_lines(issue: BitingIssue) -> Iterator[str]:
     yield from _entry(issue.issue.severity, f"{issue.issue.id}: {issue.issue.wrong}")
     yield from _entry("since", issue.since)
     yield from _entry("do", issue.remedy)
-    yield from _entry("numbers", issue.numbers)
+    yield from _entry("shown", issue.numbers)
 
 
 def _entry(label: str, text: str) -> Iterator[str]:

@@ -23,7 +23,8 @@ def test_defaults_of_the_installed_release() -> None:
             if taken is None or expected is UNKNOWN:
                 continue
             field = fields[taken]
-            value = field.default_factory() if field.default is dataclasses.MISSING else field.default  # type: ignore[misc]
+            factory = field.default_factory
+            value = field.default if factory is dataclasses.MISSING else factory()
             compared += 1
             if (value.value if isinstance(value, enum.Enum) else value) != expected:
                 wrong.append(f"{cls.__name__}.{taken}: {value!r} where defaults.json has {expected!r}")
