@@ -6,6 +6,7 @@ Imports the standard library alone.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,11 @@ __all__ = ["DEFAULT", "SCHEMA", "UNKNOWN", "Training", "TrainingError", "full_na
 
 SCHEMA = 1
 """Of :meth:`Training.to_dict`; it changes where a reader of an older one would be wrong."""
+
+
+_SECRET = re.compile(r"hub_token$|api_key|password|secret|credential", re.IGNORECASE)
+"""What is never kept of a training: ``hub_token`` of a config, and what projects add of the kind."""
+_HIDDEN = "hidden"
 
 
 class _Marker:
@@ -63,7 +69,8 @@ class Training:
             raise TrainingError(
                 f"{', '.join(unknown)}: no axis of a training; the axes are arguments.NAME and {', '.join(AXES)}"
             )
-        object.__setattr__(self, "values", dict(sorted(named.items())))
+        shown = {name: _HIDDEN if value and _SECRET.search(name) else value for name, value in named.items()}
+        object.__setattr__(self, "values", dict(sorted(shown.items())))
 
     def value(self, axis: str) -> Any:
         """What an axis has: a value, :data:`DEFAULT`, or :data:`UNKNOWN`.

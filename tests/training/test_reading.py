@@ -358,7 +358,7 @@ def test_objects_that_are_none() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.yaml", "a: [", "a.yaml: YAML was expected: while parsing a flow"),
+        ("a.yaml", "a: [", "a.yaml: YAML was expected: "),
         ("a.yaml", "- a\n- b\n", "a.yaml: names and values were expected, a list was found"),
         ("a.yaml", "", "a.yaml: names and values were expected, nothing was found"),
         ("a.yaml", "a: !!python/object/apply:os.getcwd []", "a.yaml: YAML was expected: could not determine a constr"),
@@ -383,6 +383,17 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: str | byt
         read_training([name], tmp_path)
     assert str(error.value).removeprefix(f"{tmp_path}/").startswith(message)
     assert "\n" not in str(error.value)
+
+
+def test_tokens_are_neither_kept_nor_repeated(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("hub_token: hf_abc\nwandb_api_key: abc\npad_token: <pad>\n")
+    training = read_training(["a.yaml"], tmp_path)
+    assert "abc" not in training.to_json()
+    assert training.arguments == {"hub_token": "hidden", "pad_token": "<pad>", "wandb_api_key": "hidden"}
+    (tmp_path / "a.yaml").write_text("hub_token: hf_abc: [\n")
+    with pytest.raises(TrainingError, match=r"YAML was expected: .*, line 1; correct it") as error:
+        read_training(["a.yaml"], tmp_path)
+    assert "abc" not in str(error.value)
 
 
 @pytest.mark.parametrize(

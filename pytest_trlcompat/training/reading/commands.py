@@ -57,7 +57,7 @@ def of_command(command: str, folder: Path | None = None) -> Training:
     try:
         line = shlex.split(command.replace("\\\n", " "), comments=True)
     except ValueError as error:
-        raise TrainingError(f"a command was expected, its quotes do not match: {error}: {command!r}") from error
+        raise TrainingError(f"a command was expected, its quotes do not match: {error}") from error
     while line and (_VARIABLE.match(line[0]) or line[0] in ("env", "nohup", "srun", "uv", "run", "poetry")):
         line.pop(0)
     line = line[: next((place for place, word in enumerate(line) if word in _ENDS), len(line))]

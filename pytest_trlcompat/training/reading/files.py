@@ -72,8 +72,10 @@ def _yaml(text: str, path: Path) -> Any:
     except TrainingError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise TrainingError(f"{path}: YAML was expected: {reason}; correct it, or give another file") from error
+        # Its text repeats the line, which may have a token.
+        reason, mark = getattr(error, "problem", None) or "it cannot be read", getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        raise TrainingError(f"{path}: YAML was expected: {reason}{where}; correct it, or give another file") from error
 
 
 def scalar(text: Any) -> Any:
