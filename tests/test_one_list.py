@@ -45,6 +45,13 @@ OTHER_FACTS: Mapping[tuple[str, str], str] = {
     ("pytest_trlcompat/launch/preload.py", "_MODULES"): "modules, in the order in which they are imported",
     ("pytest_trlcompat/matrix/covering/releases.py", "PACKAGES"): "the columns of the arrays, in their order",
     ("pytest_trlcompat/strategies/fsdp.py", "except_for"): "the trainers that prepare model and optimizer together",
+    (
+        "pytest_trlcompat/training/axes.py",
+        "TRAINERS",
+    ): "trainers of any release; test_training.py compares the cured ones",
+    ("pytest_trlcompat/training/reading/commands.py", "_LAUNCHERS"): "programs that start trainings",
+    ("pytest_trlcompat/training/reading/configs.py", "_AXOLOTL_TRAINERS"): "what axolotl calls its methods",
+    ("pytest_trlcompat/training/reading/configs.py", "_STAGES"): "what LLaMA-Factory calls its stages",
     ("pytest_trlcompat/trainers", "_TITLES"): "how people write the packages of conditions",
     ("pytest_trlcompat/trainers", "_STACK"): "what `trlcompat cures` says of a stack",
     ("pytest_trlcompat/trainers", "packages"): "the packages that an error of one cure is about",

@@ -63,6 +63,7 @@ def _entry(issue: KnownIssue, numbers: dict[str, int]) -> dict[str, Any]:
     return {
         **{name: getattr(issue, name) for name in (*_FIELDS, *_LISTS)},
         "symptoms": [[symptom.type_name, symptom.text, symptom.place] for symptom in issue.symptoms],
+        **({} if issue.when is None else {"when": issue.when}),
         "differences": [[difference.name, difference.setting, difference.place] for difference in issue.differences],
         "predictions": [numbers.setdefault(text, len(numbers)) for text in written],
     }
@@ -85,6 +86,7 @@ def parse(text: str, made_from: str = "") -> list[KnownIssue] | None:
                 symptoms=tuple(Symptom(*fields) for fields in entry["symptoms"]),
                 differences=tuple(ShownDifference(*fields) for fields in entry["differences"]),
                 predictions=tuple(predictions[number] for number in entry["predictions"]),
+                when=entry.get("when"),
             )
             for entry in document["issues"]
         ]
@@ -111,6 +113,7 @@ def _sources(folder: Path) -> Iterator[str]:
     yield from _cache.files(folder, ".toml")
     yield from _cache.files(_PACKAGE / "catalog", ".py")
     yield from _cache.files(_PACKAGE / "strategies", ".py")
+    yield from _cache.files(_PACKAGE / "training", ".py")
     yield from _cache.files(_PACKAGE / "conformance", "rows.toml")
     for name in ("stack.py", "_issue_ids.py", "conformance/rows.py"):
         yield str(_PACKAGE / name)

@@ -17,6 +17,7 @@ from pytest_trlcompat.strategies import without_variant
 
 if TYPE_CHECKING:
     from pytest_trlcompat.catalog.ranges import Range
+    from pytest_trlcompat.training.conditions import Condition
 
 __all__ = [
     "FINDINGS",
@@ -165,6 +166,8 @@ class KnownIssue:
             can is made by ``remedies``.
         differences: by which conformance suites know it.
         trainers: whom it meets, where its id does not say so and it does not meet every trainer.
+        when: conditions on a training under which it bites, see :mod:`pytest_trlcompat.training.conditions`; ``None``
+            where they follow from the settings that show it, or are not known.
     """
 
     id: str
@@ -183,6 +186,7 @@ class KnownIssue:
     severity: str = SEVERITIES[0]
     differences: tuple[ShownDifference, ...] = ()
     trainers: tuple[str, ...] = ()
+    when: Condition | None = None
 
     def meets(self, trainer: str) -> bool:
         """Whether a user of this trainer may meet it; empty: of any trainer."""

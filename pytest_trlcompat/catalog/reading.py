@@ -32,6 +32,7 @@ from pytest_trlcompat.catalog.issue import (
 )
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.conformance import rows
+from pytest_trlcompat.training.conditions import Condition, check
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -240,6 +241,7 @@ _ISSUE_KEYS = {
         "workaround",
         "difference",
         "trainers",
+        "when",
     ),
 }
 
@@ -263,6 +265,7 @@ def _issue(entry: Mapping[str, Any], written: Written) -> KnownIssue:
         cure_with=tuple(map(_cure, _lines(entry, "cure_with", default=()))),
         workaround=_line(entry, "workaround") if "workaround" in entry else "",
         trainers=_trainers(entry),
+        when=_when(entry),
         differences=tuple(_difference(raw) for raw in entry.get("difference", [])),
     )
     for strategy in issue.strategies:
@@ -401,6 +404,13 @@ def _trainers(entry: Mapping[str, Any]) -> tuple[str, ...]:
     if unknown or len(set(named)) < len(named):
         raise ValueError(f"trainers {', '.join(map(str, named))}: each once, of {', '.join(TRAINERS)}")
     return named
+
+
+def _when(entry: Mapping[str, Any]) -> Condition | None:
+    condition: Condition | None = entry.get("when")
+    if condition is not None:
+        check(condition)
+    return condition
 
 
 def _known_keys(raw: Mapping[str, Any], known: set[str]) -> None:

@@ -14,15 +14,14 @@ from typing import NoReturn
 from pytest_trlcompat._escaping import encodable, visible
 from pytest_trlcompat.catalog import known_issues, measurements
 from pytest_trlcompat.catalog.evidence_fields import EvidenceError
-from pytest_trlcompat.catalog.issue import STRATEGIES
+from pytest_trlcompat.catalog.issue import SEVERITIES, STRATEGIES
 from pytest_trlcompat.catalog.known_issues import CatalogError
 from pytest_trlcompat.doctor.alternatives import PLATFORMS, Asked
 from pytest_trlcompat.doctor.applicable import StrategyError
-from pytest_trlcompat.doctor.diagnosis import diagnose
 from pytest_trlcompat.doctor.request import read_stack_spec
 from pytest_trlcompat.doctor.stack_spec import StackSpecError
-from pytest_trlcompat.doctor.text import show
 from pytest_trlcompat.trainers.curing.kinds import TRAINERS
+from pytest_trlcompat.training.errors import TrainingError
 
 __all__ = ["AFFECTED", "CLEAR", "UNUSABLE", "main"]
 
@@ -52,6 +51,13 @@ def main(arguments: Sequence[str]) -> int:
         asked = Asked(parsed.python or "", parsed.platform or "")
         spec = read_stack_spec(parsed.what, parsed.requirements, _standard_input, asked)
         catalog = known_issues.load()
+        if parsed.training:
+            from pytest_trlcompat.doctor import training_command  # most questions are about a stack
+
+            return training_command.answer(parsed, spec, catalog)
+        from pytest_trlcompat.doctor.diagnosis import diagnose
+        from pytest_trlcompat.doctor.text import show
+
         diagnosis = diagnose(spec, catalog, measurements.published(catalog), parsed.strategy, parsed.trainer or "")
         status = CLEAR if diagnosis.is_clear else AFFECTED
         if parsed.json:
@@ -60,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
             show(diagnosis, sys.stdout)
         sys.stdout.flush()
         return status
-    except (StackSpecError, StrategyError, CatalogError, EvidenceError) as error:
+    except (StackSpecError, StrategyError, CatalogError, EvidenceError, TrainingError) as error:
         return _refused(str(error))
     except BrokenPipeError:
         # The reader closed the pipe; Python must not print an error when it flushes at exit.
@@ -120,6 +126,20 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="FILE",
         help="a requirements file; may be repeated",
+    )
+    parser.add_argument(
+        "--training",
+        action="append",
+        default=[],
+        metavar="FILE|COMMAND",
+        help="say what bites this training: its file of settings (TRL's, axolotl's, LLaMA-Factory's), Accelerate's or "
+        "DeepSpeed's file, a checkpoint, or the command that starts it, in quotes; may be repeated",
+    )
+    parser.add_argument(
+        "--fail-on",
+        choices=SEVERITIES,
+        metavar="SEVERITY",
+        help=f"with --training: exit status 1 only for what is as bad as this ({', '.join(SEVERITIES)})",
     )
     parser.add_argument(
         "--strategy",

@@ -24,7 +24,7 @@ from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, ok_pins, tr
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 from pytest_trlcompat.trainers.curing.kinds import TRAINERS
 
-__all__ = ["ApplicableIssue", "Diagnosis", "check_trainer", "diagnose"]
+__all__ = ["ApplicableIssue", "Diagnosis", "check_trainer", "diagnose", "is_predicted"]
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ def diagnose(
     unpredicted = tuple(
         name
         for name in clear
-        if not _is_predicted(relevant[name], relevant[name].without_blockers(foreign), projection, considered)
+        if not is_predicted(relevant[name], relevant[name].without_blockers(foreign), projection, considered)
     )
     issues.sort(key=lambda applicable: min(SEVERITY.index(effect.verdict) for effect in applicable.effects))
     scope = Scope(relevant, considered, neighbours, (trainer,) if trainer else trainers_in(spec, catalog), foreign)
@@ -301,7 +301,7 @@ def diagnose(
         stopped_for_others=tuple(
             name
             for name in unpredicted
-            if _is_predicted(relevant[name], relevant[name].predictions, projection, considered)
+            if is_predicted(relevant[name], relevant[name].predictions, projection, considered)
         ),
         partly_absent=partly_absent(strategies, spec, trainer),
         measured=measured,
@@ -340,7 +340,7 @@ def check_trainer(trainer: str, spec: StackSpec, catalog: Catalog) -> None:
         )
 
 
-def _is_predicted(
+def is_predicted(
     issue: KnownIssue, predictions: Sequence[Prediction], projection: Projection, considered: Sequence[str]
 ) -> bool:
     """Whether some of an issue's predictions say a verdict for this stack, for any version of the packages not known.

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_trlcompat.catalog.issue import KnownIssue
 from pytest_trlcompat.catalog.ranges import parse
-from pytest_trlcompat.doctor import command
+from pytest_trlcompat.doctor import command, diagnosis
 from pytest_trlcompat.doctor.files import MOST_BYTES
 from pytest_trlcompat.doctor.stack_spec import StackSpecError
 
@@ -65,7 +65,7 @@ def test_a_fault_of_the_doctor_itself_ends_with_status_2(doctor: Run, monkeypatc
     def fail(*_: object) -> None:
         raise KeyError(SECRET)
 
-    monkeypatch.setattr(command, "diagnose", fail)
+    monkeypatch.setattr(diagnosis, "diagnose", fail)
     status, out, err = doctor("trl==0.15.2")
     assert (status, out) == (2, "")
     assert re.match(
