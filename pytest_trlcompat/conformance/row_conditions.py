@@ -19,7 +19,7 @@ INSTRUMENTS = frozenset(
         pairs_of_evaluation seeds logging_steps save_steps save_strategy reference lr_scheduler_type optim weight_decay
         warmup_steps per_device_train_batch_size per_device_eval_batch_size total_episodes num_generations
         max_completion_length reward_weights ref_model_sync_steps ref_model_mixup_alpha
-        local_rollout_forward_batch_size
+        local_rollout_forward_batch_size nll
     """)
 )
 """What makes a row quick or short, or its differences visible: where it has something else, it is about that."""

@@ -231,7 +231,9 @@ def ensure_tools(lock: Lock, layout: Layout, say: Say = print, *, project: bool 
 
     def fill(python: str) -> None:
         _fill(lock, layout, python, say)
-        Environment(root).adopt_modules()
+        # The tool of the summary is built when the interpreter ends, which starts no more threads: it compiles itself.
+        with contextlib.suppress(RuntimeError):
+            Environment(root).adopt_modules()
 
     with (
         explained_os_errors(),

@@ -418,6 +418,8 @@ def test_sources_that_are_none(tmp_path: Path, source: str, message: str) -> Non
 
 def test_yaml_without_a_parser(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(TrainingError, match=r"PyYAML, which is not installed here: pip install pytest-trlcompat\[trai"):
+    with pytest.raises(
+        TrainingError, match=r"PyYAML, which is not installed here; install it \(the project's extra training\)"
+    ):
         _read(folder, "open_r1.yaml")
     assert _read(folder, "ds_z3.json").value("parallel.strategy") == "zero3"

@@ -60,8 +60,8 @@ def _yaml(text: str, path: Path) -> Any:
         import yaml
     except ImportError as error:
         raise TrainingError(
-            f"{path}: to read YAML takes PyYAML, which is not installed here: "
-            "pip install pytest-trlcompat[training], or give the file as JSON"
+            f"{path}: to read YAML takes PyYAML, which is not installed here; install it (the project's extra "
+            "training), or give the file as JSON"
         ) from error
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # where libyaml is there, in a tenth of the time
     try:
