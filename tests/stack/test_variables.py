@@ -65,6 +65,7 @@ SESSION = """
 def test_each_test_begins_with_the_variables_of_the_session(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("ACCELERATE_USE_IPEX", raising=False)  # an earlier test module may have set it on purpose
     monkeypatch.setenv("CHANGED", "before")
     monkeypatch.setenv("REMOVED", "before")
     pytester.makeconftest("from tests.stack.conftest import variables_are_restored")
