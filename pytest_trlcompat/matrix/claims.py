@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from pytest_trlcompat._trust import open_lock
+from pytest_trlcompat.matrix.files import write_whole
 
 __all__ = ["ATTEMPTS", "Claim", "Group", "GroupTable", "ordered"]
 
@@ -28,7 +29,7 @@ ATTEMPTS = 2
 
 _GROUPS, _PLAN = "groups.json", "plan.json"
 _BEGUN, _DONE = b"begun\n", b"done %.1f\n"
-_TAKEN = re.compile(rb"^done (\d+\.\d)$", re.MULTILINE)
+_DONE_LINE = re.compile(rb"^done (\d+\.\d)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,7 @@ class GroupTable:
 
     def plan(self, seconds: Mapping[str, float], *, first_answer: bool) -> None:
         """What the processes need to put their groups into order: what groups took before, and see :func:`ordered`."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        _write(self.folder / _PLAN, {"seconds": dict(seconds), "first_answer": first_answer})
+        write_whole(self.folder / _PLAN, json.dumps({"seconds": dict(seconds), "first_answer": first_answer}))
 
     def arrange(self, tests: Mapping[str, int], answers: Sequence[str]) -> list[Group]:
         """The groups in the order in which they are to run; writes them down for :attr:`groups`.
@@ -104,7 +104,8 @@ class GroupTable:
         rate = sum(known[name] for name in both) / sum(tests[name] for name in both) if both else 1.0
         groups = [Group(name, known.get(name, count * rate), name in answers) for name, count in tests.items()]
         groups = ordered(groups, first_answer=plan["first_answer"])
-        _write(self.folder / _GROUPS, [[group.name, group.seconds, group.is_first_answer] for group in groups])
+        rows = [[group.name, group.seconds, group.is_first_answer] for group in groups]
+        write_whole(self.folder / _GROUPS, json.dumps(rows))  # each process writes the same
         return groups
 
     @property
@@ -126,7 +127,7 @@ class GroupTable:
                 file.close()
                 continue
             written = self._written(group)
-            if _TAKEN.search(written) or written.count(_BEGUN) >= ATTEMPTS:
+            if _DONE_LINE.search(written) or written.count(_BEGUN) >= ATTEMPTS:
                 file.close()
                 continue
             _append(file, _BEGUN)
@@ -136,7 +137,7 @@ class GroupTable:
     def seconds(self, groups: Sequence[Group]) -> dict[str, float]:
         """What those took of which all tests have run, by name."""
         for group in groups:  # what is done stays so, and is not read again
-            if group.name not in self._seconds and (match := _TAKEN.search(self._written(group))):
+            if group.name not in self._seconds and (match := _DONE_LINE.search(self._written(group))):
                 self._seconds[group.name] = float(match[1])
         return {group.name: self._seconds[group.name] for group in groups if group.name in self._seconds}
 
@@ -158,10 +159,3 @@ class GroupTable:
 def _append(file: IO[str], line: bytes) -> None:
     os.lseek(file.fileno(), 0, os.SEEK_END)
     os.write(file.fileno(), line)
-
-
-def _write(path: Path, content: object) -> None:
-    """Whole, for readers that come meanwhile. Each process writes the same."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content), encoding="utf-8")
-    temporary.replace(path)

@@ -41,6 +41,7 @@ from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.parsing import parse_pins, read_matrix
 from pytest_trlcompat.matrix.results import Outcome, success
 from pytest_trlcompat.matrix.suite_choice import chosen_tests
+from pytest_trlcompat.matrix.suite_run import inherited_variables
 from pytest_trlcompat.matrix.sweep import Sweep
 from pytest_trlcompat.matrix.uv import BUILT_FROM_SOURCE, WHEELS_ONLY, uv_cached_first
 
@@ -529,10 +530,4 @@ def _count(things: Collection[str], name: str) -> str:
 
 
 def _variables(environment: Environment) -> dict[str, str]:
-    # Settings for nox's own interpreter or for pytest in it are not meant for programs of another environment.
-    inherited: Mapping[str, str] = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYTEST_", "PYTHON", "NOX_")) and name not in (Sweep.VARIABLE, places.VARIABLE)
-    }
-    return {**inherited, **environment.variables}
+    return {**inherited_variables(), **environment.variables}

@@ -13,7 +13,7 @@ from pytest_trlcompat.matrix.environments import Environment
 from pytest_trlcompat.matrix.layout import Layout
 from pytest_trlcompat.matrix.sweep import Sweep
 
-__all__ = ["OF_THE_MACHINE", "child_variables", "code_digest", "suite_command"]
+__all__ = ["OF_THE_MACHINE", "child_variables", "code_digest", "inherited_variables", "suite_command"]
 
 
 def suite_command(environment: Environment, layout: Layout, results: Path, issues: Sequence[str] = ()) -> list[str]:
@@ -26,15 +26,23 @@ def suite_command(environment: Environment, layout: Layout, results: Path, issue
     ]
 
 
-def child_variables(environment: Environment) -> dict[str, str]:
-    """The child's variables: none of the caller's Python or pytest, no other plugins, no model hub, no progress bar."""
-    inherited = {
+def inherited_variables(*also: str) -> dict[str, str]:
+    """The caller's variables without those that are for its own Python, pytest or nox.
+
+    Args:
+        also: prefixes of further names that are left out.
+    """
+    return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PYTEST_", "PYTHON", "NOX_", "COV_")) and name not in (Sweep.VARIABLE, places.VARIABLE)
+        if not name.startswith(("PYTEST_", "PYTHON", "NOX_", *also)) and name not in (Sweep.VARIABLE, places.VARIABLE)
     }
+
+
+def child_variables(environment: Environment) -> dict[str, str]:
+    """The child's variables: none of the caller's Python or pytest, no other plugins, no model hub, no progress bar."""
     return {
-        **inherited,
+        **inherited_variables("COV_"),
         **environment.variables,
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "HF_HUB_OFFLINE": "1",

@@ -135,8 +135,7 @@ class DPOAdapter(PreferenceAdapter):
 
         processing_class = pairs.tokenizer(model, setting)
         undecided = reference.PreferenceUndecided(**of_installed(self.trainer).undecided)
-        names = ("max_length", "truncation_mode", "max_prompt_length", "max_completion_length")
-        limits = {name: arguments[name] for name in names if name in arguments}
+        limits = pairs.limits(arguments)
         if setting.get("images"):
             return [*pairs.with_images(model, setting, seed, part, limits)]
         rows = [

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat import reference
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["as_dataset", "conversation", "dataset", "pairs", "parts", "sequences", "tokenizer", "with_images"]
+__all__ = ["as_dataset", "conversation", "dataset", "limits", "pairs", "parts", "sequences", "tokenizer", "with_images"]
 
 _OTHER = "<unk>"
 """A token that is no word. It begins rejected completions where the prompt is implicit: all words begin with the same
@@ -132,6 +132,12 @@ def dataset(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) 
     """The rows as a dataset."""
     rows = as_dataset(pairs(model, setting, seed, part), setting)
     return images.added(rows, setting, seed, part) if setting.get("images") else rows
+
+
+def limits(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a config's arguments that say what of a pair is cut, as far as the release has them."""
+    names = ("max_length", "truncation_mode", "max_prompt_length", "max_completion_length")
+    return {name: arguments[name] for name in names if name in arguments}
 
 
 def with_images(

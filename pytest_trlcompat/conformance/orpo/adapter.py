@@ -81,12 +81,11 @@ class ORPOAdapter(PreferenceAdapter):
     ) -> list[Row]:
         from pytest_trlcompat import reference
 
-        words = pairs.tokenizer(model, setting)
+        processing_class = pairs.tokenizer(model, setting)
         undecided = reference.PreferenceUndecided()
-        names = ("max_length", "truncation_mode", "max_prompt_length", "max_completion_length")
-        limits = {name: arguments[name] for name in names if name in arguments}
+        limits = pairs.limits(arguments)
         rows = [
-            reference.orpo_row(*pairs.sequences(words, pair, undecided), **limits)
+            reference.orpo_row(*pairs.sequences(processing_class, pair, undecided), **limits)
             for pair in pairs.pairs(model, setting, seed, part)
         ]
         # A pair of which no token of an answer is left teaches nothing, and has no mean.
@@ -120,19 +119,19 @@ class ORPOAdapter(PreferenceAdapter):
         return reference.ORPOObjective(settings, getattr(models[0].config, "num_experts_per_tok", 1))
 
     def surrounding(
-        self, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, found: Recording
+        self, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, recording: Recording
     ) -> AbstractContextManager[None]:
-        found.arguments["nll"] = setting.get("nll", "")
+        recording.arguments["nll"] = setting.get("nll", "")
         return nullcontext()
 
-    def watched(self, trainer_class: type, found: Recording) -> type:
+    def watched(self, trainer_class: type, recording: Recording) -> type:
         """With the mean log-probabilities of completions, which its loss is given."""
         upstream: Any = trainer_class
 
         def odds_ratio_loss(self: Any, chosen: Any, rejected: Any) -> Any:
-            if found.micro_batches:
+            if recording.micro_batches:
                 for name, logps in (("chosen", chosen), ("rejected", rejected)):
-                    found.micro_batches[-1].values[f"logps[{name}]"] = logps.detach().float().cpu().tolist()
+                    recording.micro_batches[-1].values[f"logps[{name}]"] = logps.detach().float().cpu().tolist()
             return upstream.odds_ratio_loss(self, chosen, rejected)
 
         return type(trainer_class.__name__, (trainer_class,), {"odds_ratio_loss": odds_ratio_loss})
