@@ -119,7 +119,9 @@ class ConformanceTrainings:
             before = result["differences"][: number + 1]
             by, _ = explained(before, setting, subject, label, stack.installed(), others)
             if by and changes_what_follows(stage):
-                return Finding(Verdict.BLOCKED, {"blocked_by": by[-1], "symptoms_of": by, **evidence})
+                # Several explain it alike: the catalogue says which one to name, its order says nothing.
+                named = prediction.by if prediction is not None and prediction.by in by else by[-1]
+                return Finding(Verdict.BLOCKED, {"blocked_by": named, "symptoms_of": by, **evidence})
         unseen = result.get("unseen", ())
         if issue.differences and all(any(map(pattern.quantity.fullmatch, unseen)) for pattern in issue.differences):
             raise Untestable(result["shortfall"])

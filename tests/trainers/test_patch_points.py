@@ -18,7 +18,10 @@ from pytest_trlcompat.trainers.curing.names import MODULES
 from pytest_trlcompat.trainers.curing.patching import PatchPoint
 
 FOLDER = Path(trainers.__file__).parent
-OWN = {"__init__", "__init_subclass__", "__setattr__", "_activity", "_around_generation", "_loss_is_divided"}
+OWN = {
+    *("__init__", "__init_subclass__", "__setattr__", "_activity", "_around_generation"),
+    *("_divided_by_trainer", "_loss_is_divided"),
+}
 """What mixins call by super() although it is not upstream's."""
 BASES = {"AroundGeneration", "Cure", "ScaledBackward"}
 """What mixins derive from."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import sys
@@ -26,6 +27,7 @@ __all__ = [
     "method_uses",
     "path_uses",
     "points_of",
+    "uses_parameter",
 ]
 
 
@@ -137,6 +139,29 @@ def path_uses(cls: type, name: str, *methods: str, then: tuple[str, ...] = ()) -
 def loss_uses(cls: type, name: str) -> bool | None:
     """Whether the loss of a subclass of ``trl.GRPOTrainer`` uses ``name``; see :func:`path_uses`."""
     return path_uses(cls, name, "compute_loss", then=("_compute_loss", "compute_liger_loss"))
+
+
+def uses_parameter(function: Callable[..., Any], name: str) -> bool:
+    """Whether ``function`` reads its parameter called ``name``, or takes it in a way that does not show it.
+
+    Looks beneath decorators too, which pass on what they are given.
+    """
+    named = [
+        code for code in codes_of(function) if name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    ]
+    return not named or any(_reads(code, name) for code in named)
+
+
+def _reads(code: CodeType, name: str) -> bool:
+    # From Python 3.13 on one instruction may load two variables.
+    return any(
+        instruction.opname.startswith("LOAD") and name in (instruction.argval, *_several(instruction.argval))
+        for instruction in dis.get_instructions(code)
+    )
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else ()
 
 
 def codes_of(function: Any) -> Iterator[CodeType]:

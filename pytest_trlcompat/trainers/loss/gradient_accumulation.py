@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -27,11 +28,11 @@ from pytest_trlcompat.trainers.curing.errors import CureError
 from pytest_trlcompat.trainers.curing.upstream import loss_uses
 from pytest_trlcompat.trainers.deepspeed.deepspeed_accumulation import synchronising
 
-__all__ = ["GradientAccumulationMixin", "ScaledBackward"]
+__all__ = ["DIVISOR", "GradientAccumulationMixin", "ScaledBackward"]
 
 ACCELERATOR_MADE = patch_points.trainer_method("create_accelerator_and_postprocess")
 
-_NUMBER = "current_gradient_accumulation_steps"
+DIVISOR = "current_gradient_accumulation_steps"
 """The attribute by which TRL divides, and Trainer."""
 
 
@@ -82,6 +83,11 @@ class ScaledBackward(Cure):
         ):
             yield
 
+    @cached_property
+    def _divisions_seen(self) -> dict[int, tuple[int, bool]]:
+        """By number of micro-batches: by what ``Trainer`` divides, and whether the loss is divided by itself."""
+        return {}
+
     def _micro_batches(self) -> int:
         """How many there are in this optimizer step; the last one of an epoch may have fewer."""
         return int(getattr(self, "current_gradient_accumulation_steps", self.args.gradient_accumulation_steps))
@@ -94,10 +100,9 @@ class ScaledBackward(Cure):
             scaled: whether DeepSpeed is asked to divide.
         """
         steps = self._micro_batches()
-        seen: dict[int, tuple[int, bool]] = vars(self).setdefault("_divisions_seen", {})
-        if steps not in seen:
-            seen[steps] = self._divided_by_trainer(loss, losses), self._loss_is_divided()
-        by_trainer, divided = seen[steps]
+        if steps not in self._divisions_seen:
+            self._divisions_seen[steps] = self._divided_by_trainer(loss, losses), self._loss_is_divided()
+        by_trainer, divided = self._divisions_seen[steps]
         by_backend = self._divided_by_backend(scaled)  # asked anew: another trainer may change it
         if divided:
             factor = float(by_trainer * by_backend)
@@ -130,9 +135,9 @@ class ScaledBackward(Cure):
 
     def _loss_is_divided(self) -> bool:
         """Whether ``compute_loss`` returns a part of the step's mean, as TRL's does in newer releases."""
-        divided = loss_uses(type(self), _NUMBER)
+        divided = loss_uses(type(self), DIVISOR)
         if divided is None:
-            raise self._unseen(f"a loss function around TRL's uses {_NUMBER}, by which TRL's does not divide")
+            raise self._unseen(f"a loss function around TRL's uses {DIVISOR}, by which TRL's does not divide")
         return divided
 
     def _unseen(self, seen: str) -> CureError:
