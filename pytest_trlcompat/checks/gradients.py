@@ -185,6 +185,8 @@ def _largest(gradient: Tensor) -> Tensor:
     """The largest absolute element, or NaN if there is one."""
     if gradient.is_sparse:
         gradient = gradient.coalesce().values()
+        if gradient.numel() == 0:  # no row of the embedding was used; the norm of nothing is an error
+            return gradient.new_zeros((), dtype=torch.float32)
     return torch.linalg.vector_norm(gradient.detach().float(), ord=float("inf"))
 
 

@@ -286,8 +286,12 @@ def change(model: torch.nn.Module, seed: int) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             units = torch.randint(-1, 2, parameter.shape, generator=generator)
-            size = ULP if parameter.dtype is torch.float32 else torch.finfo(parameter.dtype).eps / 2
-            parameter.mul_((1 + units * size).to(parameter))
+            if parameter.dtype in (torch.bfloat16, torch.float16):
+                # By its bits, of which the last is the unit: 1 + eps / 2 rounds to 1, and 1 - eps / 2 does not.
+                bits = parameter.view(torch.int16)
+                bits.add_(units.to(bits).where(parameter != 0, 0))
+            else:
+                parameter.mul_((1 + units * ULP).to(parameter))
 
 
 def _aligned(quantity: Quantity, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -258,7 +258,7 @@ def _has_dropout(model: Any) -> bool:
     from torch import nn
 
     layers = (module.p > 0 for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd))
-    return any(layers) or float(getattr(model.config, "attention_dropout", 0.0) or 0.0) > 0
+    return any(layers) or float(getattr(getattr(model, "config", None), "attention_dropout", 0.0) or 0.0) > 0
 
 
 def _of_ranks(mine: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -90,7 +91,10 @@ def part_without_spread(rewards: Tensor, size: int, settings: SamplingSettings) 
     """
     groups = rewards.reshape(-1, size)
     present = ~groups.isnan()
-    equal = ((groups - mean_of_present(groups, 1)).where(present, 0.0) == 0).all(1)
+    # Not by their mean: that of equal numbers may be rounded to another one.
+    lowest = groups.where(present, math.inf).amin(1)
+    highest = groups.where(present, -math.inf).amax(1)
+    equal = (lowest == highest) | ~present.any(1)
     enough = (present.sum(1) > 1) | (size == 1 and settings.undecided.lone_completion_has_zero_std)
     return float((equal & enough).double().mean())
 

@@ -69,11 +69,17 @@ def score_completions(
         with_routers: ask for the logits of experts' routers, too.
         inputs: of each row, further inputs of the model by name, such as images, as nested lists. Then each row goes
             through the model alone.
+
+    Raises:
+        ValueError: ``with_routers`` and ``inputs`` together.
     """
     padded: dict[str, list[Tensor]] = {name: [] for name in _OF_TOKENS}
     routers: list[Tensor] = []
     if any(inputs):
-        predicting = iter(_with_inputs(model, [ids for ids, _ in rows], inputs))
+        if with_routers:
+            raise ValueError("the logits of routers are asked of rows without further inputs alone")
+        pairs = zip(rows, inputs, strict=True)
+        predicting = iter(_with_inputs(model, [(ids, more) for (ids, _), more in pairs if len(ids) > 1]))
     else:
         predicting = iter(_outputs(model, [ids for ids, _ in rows if len(ids) > 1], routers if with_routers else None))
     width = max(1, *(len(ids) for ids, _ in rows))
@@ -128,12 +134,10 @@ def _outputs(model: Any, rows: Sequence[Sequence[float]], routers: list[Tensor] 
     return logits
 
 
-def _with_inputs(
-    model: Any, rows: Sequence[Sequence[float]], inputs: Sequence[Mapping[str, Any] | None]
-) -> list[Tensor]:
+def _with_inputs(model: Any, rows: Sequence[tuple[Sequence[float], Mapping[str, Any] | None]]) -> list[Tensor]:
     """The logits of each row, which is called with its own inputs."""
     device, logits = next(model.parameters()).device, []
-    for row, row_inputs in zip(rows, inputs, strict=True):
+    for row, row_inputs in rows:
         ids = _ids(row)[None].to(device)
         more = {name: tensor.to(device) for name, tensor in tensors_of(row_inputs).items()}
         logits.append(widened(model(input_ids=ids, attention_mask=torch.ones_like(ids), **more).logits[0].cpu()))

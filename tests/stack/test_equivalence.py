@@ -274,3 +274,13 @@ def test_what_is_not_finite_agrees_with_nothing_and_allows_nothing(tmp_path: Any
     other = saved(tmp_path, "other", logs=[{"loss": 3.0, "grad_norm": 2.0}])
     with pytest.raises(AssertionError, match=r"with each weight changed .* loss \(step 0\) is not finite"):
         compare(alone, other, [alone, broken, alone], None)
+
+
+@pytest.mark.parametrize(("probability", "has"), [(0.0, False), (0.1, True)])
+def test_a_model_without_a_config_has_the_dropout_of_its_layers(probability: float, has: bool) -> None:
+    """``transformers.Trainer`` takes any ``nn.Module``."""
+    import torch
+
+    from pytest_trlcompat.equivalence import recording
+
+    assert recording._has_dropout(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(probability))) is has

@@ -103,3 +103,18 @@ def test_other_numbers_of_image_tokens_than_of_images_are_refused() -> None:
         images.of_rows({"pixel_values": pixels}, [[images.IMAGE_ID] * 3])
     with pytest.raises(ValueError, match="pixel values have 1 images, of which the tokens of rows stand for 0"):
         images.of_rows({"pixel_values": pixels}, [[5]])
+
+
+def test_a_row_of_one_token_takes_no_logits_of_the_next() -> None:
+    """Nothing predicts its token; the row after it is scored with its own inputs."""
+    rows = [((5,), (1,)), ((5, 6, 7), (0, 1, 1))]
+    alone = reference.score_completions(Seeing(), rows[1:], inputs=[ONE])
+    scores = reference.score_completions(Seeing(), rows, inputs=[None, ONE])
+    assert scores.mask.tolist() == [[False, False], [True, True]]
+    assert scores.logprobs[1].tolist() == alone.logprobs[0].tolist()
+    assert scores.logprobs[0].tolist() == [0.0, 0.0]
+
+
+def test_routers_are_not_asked_of_rows_with_inputs() -> None:
+    with pytest.raises(ValueError, match="routers"):
+        reference.score_completions(Seeing(), [((5, 6), (0, 1))], inputs=[ONE], with_routers=True)

@@ -214,3 +214,17 @@ def test_tokens_may_count_each_iteration() -> None:
         )
         steps = reference.grpo_train(Model(), [rollout], settings)
         assert [step.logs["num_tokens"] for step in steps] == expected
+
+
+@pytest.mark.parametrize(
+    ("rewards", "part"),
+    [
+        ([19 / 11] * 3, 1.0),
+        ([19 / 11, 19 / 11, 2.0], 0.0),
+        ([19 / 11, 19 / 11, math.nan], 1.0),
+        ([1.0, math.nan, math.nan], 0.0),
+    ],
+)
+def test_equal_rewards_have_no_spread_whatever_their_mean_is_rounded_to(rewards: list[float], part: float) -> None:
+    values = torch.tensor(rewards)  # float32: the mean of three times 19/11 is another number
+    assert reference.metrics.part_without_spread(values, 3, GRPOSettings(num_generations=3)) == part
