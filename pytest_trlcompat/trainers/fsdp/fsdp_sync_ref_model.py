@@ -160,6 +160,7 @@ class FSDPSyncRefModelMixin(Cure):
         super().__init__(*args, **kwargs)
         callbacks = self.callback_handler.callbacks
         for position, callback in enumerate(callbacks):
+            # Not a user's subclass, which may synchronise in another way.
             if type(callback) is SyncRefModelCallback:
                 callbacks[position] = FSDPSyncRefModelCallback(callback.ref_model, callback.accelerator)
 
@@ -201,6 +202,7 @@ def _has_run(unit: Any) -> bool:
 def _shard(unit: Any) -> torch.Tensor:
     """This rank's slice of a unit's parameters: of one dimension, padded, in the dtype that the optimizer sees."""
     flat = unit._handle.flat_param
+    # FSDP1 sets `_local_shard` when it prepares the first forward pass; from then on `data` may be gathered parameters.
     shard: torch.Tensor = flat._local_shard if _has_run(unit) else flat.data
     return shard
 

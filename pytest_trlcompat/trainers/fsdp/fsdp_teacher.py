@@ -52,6 +52,7 @@ class FSDPTeacherMixin(Cure):
         self._teacher_placed = False
         if FSDPTeacherMixin._activity(type(self), self).active:
             self.teacher_model = _placed(self.teacher_model, self.accelerator)
+            # Once placed, it does not meet the condition any more by which `_activity` answers.
             self._teacher_placed = True
 
     @classmethod

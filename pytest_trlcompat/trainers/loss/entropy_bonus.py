@@ -98,6 +98,7 @@ class EntropyBonusMixin(Cure):
     def _listening(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(upstream)
         def gather(accelerator: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            # TRL gathers the policy's loss, a scalar, to log it.
             if accelerator is self.accelerator and self._gathered is not None and getattr(tensor, "ndim", None) == 0:
                 self._gathered.append(tensor.detach())
             return upstream(accelerator, tensor, *args, **kwargs)
@@ -116,6 +117,7 @@ class EntropyBonusMixin(Cure):
     def _log_whole(self, logged: Any, micro: float, gathered: Any, steps: float) -> None:
         """Multiply what was logged, where it is the policy's part of this micro-batch: its share of the mean."""
         if micro:
+            # `micro` is divided by the steps already: TRL divides again if it gathers just that number for its log.
             self._divided_twice = any(abs(float(value) - micro) <= 1e-4 * abs(micro) for value in gathered)
         if self._divided_twice:
             logged[-1] *= steps

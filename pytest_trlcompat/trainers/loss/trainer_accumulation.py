@@ -46,6 +46,7 @@ class TrainerAccumulationMixin(ScaledBackward):
         self._is_share = self._takes(items)
         if _divides_twice(self._by_deepspeed()) and (not self._is_share or self._goes_on_upstream):
             return super().training_step(*args, **kwargs)
+        # Past ScaledBackward, which would multiply the loss.
         upstream: Any = super(ScaledBackward, self)
         return upstream.training_step(*args, **kwargs)
 

@@ -83,7 +83,8 @@ class VLLMImagesMixin(Cure):
         if VLLMImagesMixin._activity(type(self), self).active:
             engine, image_token = _engine_of(self), self.processing_class.image_token_id
             _forget_images(self.vllm_generation, _forgetting(self, engine))
-            if image_token < self.model.config.get_text_config().vocab_size:  # vLLM refuses a bias for what it lacks
+            # vLLM refuses a bias for a token that it lacks.
+            if image_token < self.model.config.get_text_config().vocab_size:
                 _keep_from_sampling(self.vllm_generation, image_token)
             if engine is None:
                 _look_at_answers(self.vllm_generation, image_token)
@@ -216,6 +217,7 @@ def _with_placeholders(prompt: Any, image_token: int) -> Any:
     if not _has_images(prompt):
         return prompt
     ids = list(prompt[_IDS])
+    # At place 0 the slice is empty, where `ids[place - 1]` would be the last token.
     shortened = [
         token for place, token in enumerate(ids) if token != image_token or ids[place - 1 : place] != [image_token]
     ]
