@@ -61,7 +61,8 @@ def expected_quantities(
                 # At first losses are negative advantages, whose sum is 0 up to rounding.
                 rounding = _largest_loss(step) * FLOOR if name == "loss/policy_avg" else 0.0
                 yield Quantity(f"logs[{name}]", place, torch.tensor([value], dtype=torch.float64), rounding=rounding)
-    if saved_each:  # one at the end is not compared: not all releases of Transformers save it
+    # One at the end is not compared: not all releases of Transformers save it.
+    if saved_each:
         places = [float(step) for step in range(1, len(steps)) if step % saved_each == 0]
         yield Quantity("checkpoints", "training", torch.tensor(places))
     yield Quantity("logs[number of lines]", "training", torch.tensor([float(len(steps) // logging_steps)]))

@@ -60,6 +60,7 @@ def settings_of(
     chosen |= {name: value for name, value in arguments.items() if name in names}
     if chosen.get("reward_weights") is not None:
         chosen["reward_weights"] = tuple(chosen["reward_weights"])
+    # Transformers makes enumerations of these texts.
     chosen["lr_scheduler_type"] = str(getattr(chosen["lr_scheduler_type"], "value", chosen["lr_scheduler_type"]))
     chosen["optim"] = str(getattr(chosen["optim"], "value", chosen["optim"]))
     chosen.pop("max_prompt_length", None)  # recorded prompts are truncated already
@@ -243,6 +244,7 @@ def _layout(
                             f"micro-batch {micro_batch} of iteration {iteration} of generation {index} has a row "
                             f"that was not sampled, or was trained on already: prompt {prompt}, completion {completion}"
                         )
+                    # Completions may be equal: each sampled row is found once.
                     unused[place] = ((), ())
                     rows.append(place)
                 ranks.append(rows)

@@ -221,6 +221,7 @@ def _without_some(module: Any, args: Any, kwargs: Mapping[str, Any], output: Any
 
 def _is_without(ids: Any) -> bool:
     """Whether a conversation gets no number: about a third of them, however they are padded."""
+    # The id of the pad token is 0, so that padding adds nothing.
     return int(ids.sum()) % 3 == 0
 
 
@@ -245,6 +246,7 @@ def rewards_of_reference(model: TinyModel, setting: Mapping[str, Any]) -> list[C
             scores.append(None if kind == "model_nan" and _is_without(ids) else number)
         return scores
 
+    # TRL calls a reward model by the last part of the path that its config names.
     scored.__name__ = str(model.path).rpartition("/")[2]
     return [scored]
 

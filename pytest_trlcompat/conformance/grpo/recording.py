@@ -189,6 +189,7 @@ def _resume(
     trained_before = recording.steps[steps - 1].micro_batches
     training = [batch for batch in recording.micro_batches if not batch.evaluation]
     generations = 1 + training[trained_before - 1].generation
+    # Completions depend on how many calls there were before.
     again.generated = recording.generated[:generations]
     with fixed_completions(data, again, config.num_generations):
         trainer = _build(trainer_class, model, setting, config, data, again)

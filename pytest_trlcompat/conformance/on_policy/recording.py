@@ -193,6 +193,7 @@ def fixed_responses(words: int, recording: OnPolicyRecording, seed: int) -> Iter
                     f"generation drew {num_samples} of {tuple(probabilities.shape)} for {len(planned)} queries"
                 )
             drawn += 1
+            # (B, 1), as `multinomial` returns it.
             return planned[:, drawn - 1 : drawn]
 
         torch.multinomial = draw
@@ -241,6 +242,7 @@ def watched_training(trainer: Any, trained: Any, recording: OnPolicyRecording) -
     def after(*_: Any) -> None:
         recording.steps[-1].weights = tensors(gradients=False)
 
+    # Hooks of torch are on the optimizer that Accelerate wraps.
     inner = trainer.optimizer
     while hasattr(inner, "optimizer"):
         inner = inner.optimizer

@@ -277,6 +277,7 @@ def _likeness(row: Row, other: Row) -> tuple[int, float]:
     from difflib import SequenceMatcher
 
     same = sum(row.get(name) == other.get(name) for name in {**row, **other})
+    # By default SequenceMatcher leaves frequent tokens out of account in long rows.
     alike = (SequenceMatcher(None, row[name], other[name], autojunk=False).ratio() for name in row if name in other)
     return same, sum(alike)
 

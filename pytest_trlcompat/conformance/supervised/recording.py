@@ -137,6 +137,7 @@ def _recorded_class(trainer_class: type, adapter: SupervisedHooks, recording: Re
 
     class Recording(watched):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            # In an evaluation prediction_step has recorded the batch.
             if not recording.in_evaluation:
                 self._trlcompat_keep(inputs, None)
             return super().compute_loss(model, inputs, *args, **kwargs)
