@@ -84,6 +84,7 @@ def score_tokens(
 
 
 def _is_dropout(module: Any) -> bool:
+    # The base of all of torch's dropout layers.
     return isinstance(module, torch.nn.modules.dropout._DropoutNd)
 
 
