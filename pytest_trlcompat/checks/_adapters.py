@@ -114,6 +114,7 @@ def _same_draws(model: nn.Module) -> Any:
     """Restore the state of the random number generators afterwards."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     accelerators = [] if device.type == "cpu" else [device.index or 0]
+    # It saves the CPU's state in any case, and without devices that one alone.
     return torch.random.fork_rng(accelerators, device_type=device.type if accelerators else "cuda")
 
 

@@ -179,6 +179,7 @@ class CompatCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with self._guarded("what trains, and the reference model", {"trainable", "reference"}):
+            # An earlier training may have ended in an exception, and left its hooks.
             self._end()
             self._later = self._standstill = None
             self._began_with = len(self.outcomes)

@@ -222,6 +222,7 @@ class Forwards:
         if (
             self.used is not None
             and (self._inside or not self._heard)
+            # Experts that no token chose are called with empty tensors.
             and (not tensors or any(tensor.numel() for tensor in tensors))
         ):
             self.used.add(owner)

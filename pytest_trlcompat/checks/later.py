@@ -52,6 +52,7 @@ class Later:
         """Note that the trainer made a step, and say whether :meth:`look` is due after it."""
         self.skipped += bool(getattr(self.trainer.accelerator, "optimizer_step_was_skipped", False))
         steps, every = step - self.began_at, self.callback.every
+        # The first term holds for powers of two.
         return steps >= 1 and (steps & (steps - 1) == 0 or bool(every and steps % every == 0))
 
     def look(self, step: int) -> None:
