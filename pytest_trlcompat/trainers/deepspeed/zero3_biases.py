@@ -87,6 +87,7 @@ def _working(upstream: Callable[..., Any]) -> Callable[..., Any]:
             return upstream(context, grad_output)
         except UnboundLocalError as error:
             _inputs, weight, _bias = context.saved_tensors
+            # The variable that DeepSpeed's backward reads for a bias and sets for a weight's gradient alone.
             if "'dim'" not in str(error) or weight not in _cured:
                 raise
         grad_input, grad_weight, _none = upstream(_WithoutBias(context), grad_output)

@@ -156,6 +156,7 @@ def _made_for_fsdp(upstream: Callable[..., None]) -> Callable[..., None]:
         if AcceleratorState().distributed_type == DistributedType.FSDP:
             trainer_class: Any = type(self)
             self.__class__ = _for_fsdp(trainer_class)
+            # The value model has registered it, too: FSDP would wrap its layers a second time.
             del self._modules["critic_backbone"]
 
     return __init__

@@ -83,6 +83,7 @@ class PrecomputedReferenceMixin(Cure):
     def _of_whole_weights(self, upstream: Callable[[Any], str]) -> Callable[[Any], str]:
         @functools.wraps(upstream)
         def hash_module(module: Any) -> str:
+            # The parameters themselves: detached tensors have lost the attributes of ZeRO-3's.
             state = module.state_dict(keep_vars=True)
             if not any(map(_is_part, state.values())):
                 return upstream(module)

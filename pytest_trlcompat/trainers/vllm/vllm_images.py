@@ -17,7 +17,7 @@ the development endpoints that TRL needs to hand over weights.
 
 A completion with the token that stands for an image has no image for it, so that the policy cannot be asked about it.
 Newer releases of TRL suppress that token where Transformers generates, and none does in vLLM. The cure does it by
-``logit_bias``, of which vLLM takes no less than -100, and looks at what was sampled.
+``logit_bias``, and looks at what was sampled.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ _IDS, _DATA = "prompt_token_ids", "multi_modal_data"
 _FORGET = "reset_encoder_cache"
 _TIMEOUT = 60.0
 """Seconds that a server has to forget images."""
+# The least bias that vLLM takes.
 _BIAS, _NEVER = "logit_bias", -100.0
 
 
