@@ -202,12 +202,14 @@ def processor(model: TinyModel, setting: Mapping[str, Any], tokenizer: Any) -> A
     if setting.get("model") != "llava":
         return model.processor_with(tokenizer)
     sizes = {"size": {"shortest_edge": _LLAVA_SIDE}, "crop_size": {"height": _LLAVA_SIDE, "width": _LLAVA_SIDE}}
+    # The other one needs torchvision from Transformers 5 on.
     kind = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
     return transformers.LlavaProcessor(
         image_processor=kind(**sizes),
         tokenizer=tokenizer,
         patch_size=_LLAVA_PATCH,
         vision_feature_select_strategy="default",
+        # CLIP's class token, which the strategy "default" leaves out again.
         num_additional_image_tokens=1,
         image_token=IMAGE_TOKEN,
         chat_template=tokenizer.chat_template,
@@ -334,6 +336,7 @@ def digests(inputs: Mapping[str, Any]) -> tuple[int, ...]:
     """A digest of each row of pixel values, by which they are compared; they are a tensor or nested lists."""
     pixels = inputs.get("pixel_values", ())
     rows = pixels.float().tolist() if hasattr(pixels, "tolist") else pixels
+    # Not by hash(), which gives each process another number for a text.
     return tuple(zlib.crc32(repr(row).encode()) for row in rows)
 
 

@@ -65,6 +65,7 @@ def settings_of(
     chosen["optim"] = str(getattr(chosen["optim"], "value", chosen["optim"]))
     chosen.pop("max_prompt_length", None)  # recorded prompts are truncated already
     chosen.pop("router_aux_loss_coef", None)  # it may come from the model, see _aux_loss_coef
+    # Transformers writes -1 where the number of epochs says how long it trains.
     if chosen.get("max_steps", -1) < 0:
         chosen["max_steps"] = None
     if chosen.get("reward_clip_range") is not None:
@@ -290,6 +291,7 @@ def _evaluation(
         _rollout(together, tokenizer, rewards, known, settings.max_completion_length, inputs)
         for together in zip(*calls, strict=True)
     ]
+    # A copy, which is mixed with the policy below.
     compared = copy.deepcopy(policy if reference_model is None else reference_model)
     if settings.sync_ref_model:
         _synchronise(compared, steps[:after], settings)

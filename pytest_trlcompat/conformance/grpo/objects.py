@@ -252,6 +252,7 @@ def rewards_of_reference(model: TinyModel, setting: Mapping[str, Any]) -> list[C
 
 
 def _awaited(function: Callable[..., Any]) -> Callable[..., Any]:
+    # An object with an asynchronous __call__ is itself no coroutine function.
     if not inspect.iscoroutinefunction(vars(type(function)).get("__call__")):
         return function
 
@@ -297,6 +298,7 @@ def fill_adapter(model: Any) -> None:
 
     for name, parameter in model.named_parameters():
         if "lora_" in name:
+            # By the name, so that the adapters of trainer and reference are equal; hash() differs between processes.
             generator = torch.Generator().manual_seed(sum(map(ord, name)))
             with torch.no_grad():
                 parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))

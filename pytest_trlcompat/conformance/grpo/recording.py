@@ -59,6 +59,7 @@ def record(
     if setting.get("seeds") == "twice":
         recording.seeded = _differing_by_seed(trainer_class, model, setting, config, data)
     with fixed_completions(data, recording, config.num_generations), watched_tables(recording, method):
+        # A trainer has to leave the dictionaries as they are that a user has given it.
         dictionaries = copy.deepcopy({name: value for name, value in vars(config).items() if isinstance(value, dict)})
         trainer = _build(trainer_class, model, setting, config, data, recording)
         recording.changed = {

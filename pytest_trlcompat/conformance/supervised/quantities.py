@@ -94,6 +94,7 @@ def expected_quantities(expected: ExpectedTraining, logging_steps: int, transfor
                 expected.steps[logged : number + 1], expected.settings, expected.steps[:logged]
             )
             logged = number + 1
+            # First, since it is the norm before gradients are clipped.
             yield Quantity("logs[grad_norm]", place, torch.tensor([logs.pop("grad_norm")], dtype=torch.float64))
         for name, gradient in step.clipped_gradients.items():
             yield Quantity(f"gradients[{name}]", place, gradient)

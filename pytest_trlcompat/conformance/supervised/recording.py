@@ -46,6 +46,7 @@ def record(
     setting = adapter.known_part(trl, setting)
     config = adapter.config(trl, setting)
     recording = Recording()
+    # A trainer has to leave the dictionaries as they are that a user has given it.
     dictionaries = copy.deepcopy({name: value for name, value in vars(config).items() if isinstance(value, dict)})
     with adapter.surrounding(model, setting, config, seed, recording):
         trainer = _build(adapter, trainer_class, model, setting, config, seed, recording)
