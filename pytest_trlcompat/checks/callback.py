@@ -362,6 +362,7 @@ class CompatCallback(TrainerCallback):
 
     def _end(self) -> None:
         self.end_first_steps()
+        # Not `is`: each access to a method makes another object.
         if self._log is not None and vars(self.trainer).get("log") == self._log_with_memory:
             if self._log_replaced:
                 self.trainer.log = self._log

@@ -59,6 +59,7 @@ class FirstSteps:
         """Whether equal rewards may leave gradients at zero for any number of steps."""
         enabled = callback.checks
         in_backward = steps_in_backward(optimizer)
+        # Such an optimizer keeps no gradients, and changes weights before all of them have come.
         self.undecided = set(FIRST & enabled) - ({"gradients", "moved", "steps"} if in_backward else set())
         self.before: WeightsBefore | None = None
         self.gradients: GradientReport | None = None
@@ -389,6 +390,7 @@ def _before_each_step_of(stepping: Any, call: Callable[[], None], steps: Callabl
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
+        # DeepSpeed's engine.step is called for each micro-batch; it steps at boundaries of accumulation alone.
         if steps():
             call()
         return original(*args, **kwargs)
