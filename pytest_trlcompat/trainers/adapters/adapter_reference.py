@@ -258,7 +258,8 @@ def _copy(parameter: Any, into: Any, name: str) -> None:
     if shapes is None or shapes[0] != shapes[1] or shards[0] != shards[1]:
         raise _error(f"a copy of {name}", "the second adapter has none, or one of another size")
     if parameter.is_meta or into.is_meta:
-        return  # another rank has it, and gives it to this one
+        # Another rank has it, and gives it to this one.
+        return
     if shards[0]:
         # Each rank copies its own shard of ZeRO-3, so nothing has to be gathered.
         into.ds_tensor.copy_(parameter.ds_tensor)

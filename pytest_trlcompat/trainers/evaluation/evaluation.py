@@ -133,7 +133,8 @@ class EvaluationMixin(Cure):
         try:
             yield
         finally:
-            if self.control.should_evaluate == evaluating:  # no callback has decided otherwise meanwhile
+            # Unless a callback has decided otherwise meanwhile.
+            if self.control.should_evaluate == evaluating:
                 self.control.should_evaluate = not evaluating
 
     def _is_flat(self) -> bool:

@@ -73,7 +73,8 @@ def mix_parameters(target: nn.Module, source: nn.Module, alpha: float) -> None:
             continue
         if _has_run(unit) and to.uses_sharded_strategy:  # NO_SHARD has nothing to free
             fsdp1._reshard(unit, to, True)
-        if of._use_orig_params:  # an optimizer may have put another tensor in a parameter's place
+        # An optimizer may have put another tensor in a parameter's place.
+        if of._use_orig_params:
             of._writeback_orig_params()
         with torch.no_grad():
             shard = _shard(unit)

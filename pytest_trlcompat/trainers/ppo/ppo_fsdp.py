@@ -119,7 +119,8 @@ class _Once:
 
     @contextmanager
     def _gather(self) -> Iterator[None]:
-        if self._gathered:  # up to trl 0.10 values are computed while the model is unwrapped
+        # Up to TRL 0.10 values are computed while the model is unwrapped, and so gathered already.
+        if self._gathered:
             yield
             return
         with root_parameters_unsharded(self._model):

@@ -124,6 +124,7 @@ def _with_weights_of(
     with torch.no_grad():
         for name, parameter in reference_weights.items():
             if parameter.is_meta or weights[name].is_meta:
-                continue  # another rank has it, and gives it to this one
+                # Another rank has it, and gives it to this one.
+                continue
             parameter.copy_(weights[name])
     return reference
