@@ -54,7 +54,8 @@ def expected_quantities(
         yield Quantity("baselines", place, credit.baselines)
         yield Quantity("advantages", place, credit.advantages)
         yield from expected_steps(step.optimizer_steps, place, BY_MICRO_BATCH)
-        if logging_steps == 1:  # it is not documented what a line says of several batches
+        # It is not documented what a line says of several batches.
+        if logging_steps == 1:
             if epoch is not None:
                 yield Quantity("logs[epoch]", place, torch.tensor([(batch + 1) * epoch], dtype=torch.float64))
             for name, value in step.logs.items():

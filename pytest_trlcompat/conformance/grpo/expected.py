@@ -63,8 +63,10 @@ def settings_of(
     # Transformers makes enumerations of these texts.
     chosen["lr_scheduler_type"] = str(getattr(chosen["lr_scheduler_type"], "value", chosen["lr_scheduler_type"]))
     chosen["optim"] = str(getattr(chosen["optim"], "value", chosen["optim"]))
-    chosen.pop("max_prompt_length", None)  # recorded prompts are truncated already
-    chosen.pop("router_aux_loss_coef", None)  # it may come from the model, see _aux_loss_coef
+    # Recorded prompts are truncated already.
+    chosen.pop("max_prompt_length", None)
+    # It may come from the model, see _aux_loss_coef.
+    chosen.pop("router_aux_loss_coef", None)
     # Transformers writes -1 where the number of epochs says how long it trains.
     if chosen.get("max_steps", -1) < 0:
         chosen["max_steps"] = None

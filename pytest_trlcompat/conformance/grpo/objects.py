@@ -138,7 +138,8 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
         policy_model.generation_config.eos_token_id = [1, OTHER_END]
     elif kind == "experts":
         policy_model.config.update({"output_router_logits": True, "router_aux_loss_coef": _AUX_LOSS_COEF})
-        policy_model.router_aux_loss_coef = _AUX_LOSS_COEF  # a model has read its config when it was built
+        # A model has read its config when it was built.
+        policy_model.router_aux_loss_coef = _AUX_LOSS_COEF
     if setting.get("adapter") in ("peft_model", "peft_parameters", "both"):
         from peft import get_peft_model
 

@@ -125,7 +125,8 @@ def template_path(model: TinyModel, setting: Mapping[str, Any]) -> str:
         other = tokenizer(model, setting)
         other.chat_template = TEMPLATES["other"]
         other.save_pretrained(folder)
-        model.new_model().config.save_pretrained(folder)  # Transformers finds the tokenizer's class by it
+        # By the config Transformers finds the tokenizer's class.
+        model.new_model().config.save_pretrained(folder)
         return str(folder)
     file = folder / "template.jinja"
     file.write_text(TEMPLATES["other"], encoding="utf-8")
