@@ -330,7 +330,8 @@ class CompatCallback(TrainerCallback):
             raise
         except Exception as error:  # a check that fails says nothing of the training
             if world_size() > 1:
-                raise  # other ranks may be waiting: :func:`jointly` tells them
+                # Other ranks may be waiting: :func:`jointly` tells them.
+                raise
             return self._say(Outcome(check, step, odd=f"{check} could not be checked: {type(error).__name__}: {error}"))
         outcome = Outcome(check, step, found=result)
         if result is not UNDECIDED and not quiet:

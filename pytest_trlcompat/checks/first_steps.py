@@ -168,7 +168,8 @@ class FirstSteps:
 
     def _look_at_gradients(self) -> None:
         if self.forwards is not None and not any_rank([self.forwards.informative])[0]:
-            return  # all rewards of each group are equal, so gradients may be zeros
+            # All rewards of each group are equal, so gradients may be zeros.
+            return
         outcome = self.callback.run(
             "gradients", lambda: read_gradients(self.model, ignore=self.callback.ignore), quiet=True
         )
@@ -350,7 +351,8 @@ class FirstSteps:
         self.undecided.discard("steps")
         forwards, attempts = self.forwards, self.attempts_per_step[:_STEPS]
         if not forwards.losses:
-            return  # a training loop that calls no compute_loss, like PPO's, makes several steps at a time
+            # A training loop that calls no compute_loss, like PPO's, makes several steps at a time.
+            return
 
         def check() -> dict[str, Any]:
             with together("the optimizer's steps"):
@@ -397,7 +399,8 @@ def _before_each_step_of(stepping: Any, call: Callable[[], None], steps: Callabl
 
     def end() -> None:
         if vars(stepping).get("step") is not step:
-            return  # other code has replaced the step since, and may call ours
+            # Other code has replaced the step since, and may call ours.
+            return
         if was_replaced:
             stepping.step = original
         else:

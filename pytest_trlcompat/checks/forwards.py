@@ -161,7 +161,8 @@ class Forwards:
 
     def _before(self, model: nn.Module, inputs: Any) -> None:
         if not self._heard and self.used is not None:
-            self.used = set()  # what generated before the first loss does not count
+            # What generated before the first loss does not count.
+            self.used = set()
         self._heard = True
         self.losses += 1
         self.in_eval_mode |= not unwrapped(model).training

@@ -70,7 +70,8 @@ class Later:
         if "forward" not in self.undone:
             return
         names = ["loss"]
-        if not scales_loss(self.trainer, self.callback.live_model()):  # where norms overflow, and the step is skipped
+        # With a scaled loss norms may overflow, and the step is skipped.
+        if not scales_loss(self.trainer, self.callback.live_model()):
             names.append("grad_norm")
         bad = [
             f"{name} is {logs[name]}"

@@ -223,4 +223,5 @@ def _language_models(model: nn.Module) -> list[nn.Module]:
 
 
 def _name(model: nn.Module) -> str:
-    return type(unwrapped(model)).__name__.removeprefix("FSDP")  # FSDP2 puts this before the name of the class
+    # FSDP2 puts this before the name of the class.
+    return type(unwrapped(model)).__name__.removeprefix("FSDP")
