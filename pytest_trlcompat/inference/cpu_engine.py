@@ -91,7 +91,8 @@ def _keep_weights() -> None:
 
     @functools.wraps(pack)
     def keep(layer: Any, *args: Any, **kwargs: Any) -> None:
-        if layer.weight.ndim != 2:  # no linear layer; vLLM looks at each kind by itself
+        # No linear layer: vLLM looks at each kind by itself.
+        if layer.weight.ndim != 2:
             pack(layer, *args, **kwargs)
             return
         layer.cpu_linear = torch.nn.functional.linear

@@ -151,7 +151,8 @@ class VLLMServer:
         deadline = time.monotonic() + _STOP_TIMEOUT
         while _processes.marked(self._mark) and time.monotonic() < deadline:
             _processes.kill_marked(self._mark)
-            time.sleep(_GONE)  # a process that was killed takes a moment to go
+            # A process that was killed takes a moment to go.
+            time.sleep(_GONE)
 
     def restart(self) -> None:
         """:meth:`kill` it, and start another at the same URL: its engine has the weights of the model's folder.

@@ -359,7 +359,8 @@ def _new_processor(tokenizer: PreTrainedTokenizerFast, *, videos: bool) -> Proce
     # Sides are rounded to multiples of a token's; by default images are blown up to 56 by 56 pixels.
     pixels = {"min_pixels": 8 * 8, "max_pixels": 32 * 32, "merge_size": 2, **IMAGE_PATCH}
     has_torchvision = importlib.util.find_spec("torchvision") is not None
-    images = getattr(transformers, "Qwen2VLImageProcessorPil", None)  # from Transformers 5 on, the other needs it
+    # From Transformers 5 on the other one needs torchvision.
+    images = getattr(transformers, "Qwen2VLImageProcessorPil", None)
     images = transformers.Qwen2VLImageProcessor if has_torchvision or images is None else images
     parts = {"image_processor": images(**pixels), "tokenizer": tokenizer}
     kind = transformers.Qwen2VLProcessor
