@@ -78,7 +78,8 @@ def saved_adapter(model: Any, adapter: str) -> SavedAdapter:
     """
     config = (getattr(model, "peft_config", None) or {}).get(adapter)
     parallel = getattr(model, "_tp_size", None) or getattr(model, "tp_size", None) or 1
-    if config is None or parallel > 1:  # with tensor parallelism PEFT's function is collective
+    # With tensor parallelism PEFT's function is collective, and the first rank alone is here.
+    if config is None or parallel > 1:
         return SavedAdapter()
     sharded = sharding(model) != "none"
     if sharded and config.is_prompt_learning:
@@ -114,13 +115,15 @@ def _same_draws(model: nn.Module) -> Any:
     """Restore the state of the random number generators afterwards."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     accelerators = [] if device.type == "cpu" else [device.index or 0]
+    # It saves the CPU's state in any case, and without devices that one alone.
     return torch.random.fork_rng(accelerators, device_type=device.type if accelerators else "cuda")
 
 
 def adapter_keys(name: str, adapter: str) -> list[str]:
     """What PEFT may call the tensor of an adapter in the adapter's file, which leaves out the adapter's name."""
     plain = ".".join(part for part in name.split(".") if part not in (adapter, "modules_to_save"))
-    names = [name, plain, plain.removesuffix(".weight")]  # DoRA's magnitudes lose their suffix as well
+    # DoRA's magnitudes lose their suffix as well.
+    names = [name, plain, plain.removesuffix(".weight")]
     return [key for spelling in names for key in prefixed(spelling)]
 
 

@@ -114,7 +114,8 @@ def gathered_share(model: nn.Module) -> float | None:
     units = [module for module in model.modules() if _is_unit(module)]
     sizes: dict[nn.Module, int] = {}
     counted: set[int] = set()
-    for unit in reversed(units):  # inner ones first: what they hold does not count for the outer ones
+    # Inner units first: what they hold does not count for the outer ones.
+    for unit in reversed(units):
         unit_parameters = {id(parameter): parameter for parameter in unit.parameters() if id(parameter) not in counted}
         counted |= set(unit_parameters)
         sizes[unit] = sum(local_shard(parameter).numel() for parameter in unit_parameters.values())
@@ -182,6 +183,7 @@ def _wanted(unit: nn.Module, unit_prefix: str, prefix: str) -> list[tuple[str, s
 def own_tensors(module: nn.Module, prefix: str, stop: set[nn.Module]) -> Iterator[tuple[str, Tensor]]:
     """Parameters and persistent buffers, tied ones under each of their names, of all modules but those in ``stop``."""
     for name, parameter in module._parameters.items():
+        # FSDP1's own tensor, in which the parameters lie.
         if parameter is not None and name != "_flat_param":
             yield prefix + name, parameter
     for name, buffer in module._buffers.items():
@@ -207,7 +209,8 @@ def _gathered(tensor: Tensor) -> Iterator[Tensor]:
 
 def _whole_of_dtensor(tensor: Any) -> Tensor:
     device = tensor.device_mesh.device_type
-    if tensor.device.type != device:  # offloaded; the mesh's backend gathers on its own device alone
+    # Offloaded to the CPU; the mesh's backend gathers on its own device alone.
+    if tensor.device.type != device:
         tensor = tensor.to(device)
     with torch.no_grad():
         whole: Tensor = tensor.full_tensor().detach()

@@ -113,6 +113,7 @@ def together(what: str) -> Iterator[None]:
     try:
         yield
     except AbandonedError:
+        # Every rank has left at the same collective, so none waits for a report here.
         raise
     except Exception as error:
         mine = error

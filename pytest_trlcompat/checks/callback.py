@@ -179,6 +179,7 @@ class CompatCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with self._guarded("what trains, and the reference model", {"trainable", "reference"}):
+            # An earlier training may have ended in an exception, and left its hooks.
             self._end()
             self._later = self._standstill = None
             self._began_with = len(self.outcomes)
@@ -329,7 +330,8 @@ class CompatCallback(TrainerCallback):
             raise
         except Exception as error:  # a check that fails says nothing of the training
             if world_size() > 1:
-                raise  # other ranks may be waiting: :func:`jointly` tells them
+                # Other ranks may be waiting: :func:`jointly` tells them.
+                raise
             return self._say(Outcome(check, step, odd=f"{check} could not be checked: {type(error).__name__}: {error}"))
         outcome = Outcome(check, step, found=result)
         if result is not UNDECIDED and not quiet:
@@ -361,6 +363,7 @@ class CompatCallback(TrainerCallback):
 
     def _end(self) -> None:
         self.end_first_steps()
+        # Not `is`: each access to a method makes another object.
         if self._log is not None and vars(self.trainer).get("log") == self._log_with_memory:
             if self._log_replaced:
                 self.trainer.log = self._log

@@ -204,6 +204,7 @@ class _Comparison:
     def _collect(self, key: str, stored: Tensor, name: str, first: str, tensor: Tensor) -> None:
         """Keep a live tensor until, with others, it makes up the saved one."""
         waiting = self.pending.setdefault(key, {})
+        # A copy, also of a tensor on the CPU: what was gathered may be freed before the others come.
         waiting[name] = tensor.cpu().clone()
         whole = self.stored.of(waiting) if sum(part.numel() for part in waiting.values()) == stored.numel() else None
         if whole is not None and list(whole) == [key]:
@@ -241,6 +242,7 @@ class _Comparison:
             ) from self.error
         self._compare_computed()
         missing, unexpected = self._missing(), sorted(saved.names - set(self.compared))
+        # A quantised tensor may be saved in several parts, whose names begin with its own.
         unexpected = [name for name in unexpected if not name.startswith(tuple(self.skipped))]
         kinds = {"missing": missing, "unexpected": unexpected, "empty": self.empty, "different": self.different}
         problems = [f"{kind}: {listed(names)}" for kind, names in kinds.items() if names]

@@ -59,6 +59,7 @@ class FirstSteps:
         """Whether equal rewards may leave gradients at zero for any number of steps."""
         enabled = callback.checks
         in_backward = steps_in_backward(optimizer)
+        # Such an optimizer keeps no gradients, and changes weights before all of them have come.
         self.undecided = set(FIRST & enabled) - ({"gradients", "moved", "steps"} if in_backward else set())
         self.before: WeightsBefore | None = None
         self.gradients: GradientReport | None = None
@@ -167,7 +168,8 @@ class FirstSteps:
 
     def _look_at_gradients(self) -> None:
         if self.forwards is not None and not any_rank([self.forwards.informative])[0]:
-            return  # all rewards of each group are equal, so gradients may be zeros
+            # All rewards of each group are equal, so gradients may be zeros.
+            return
         outcome = self.callback.run(
             "gradients", lambda: read_gradients(self.model, ignore=self.callback.ignore), quiet=True
         )
@@ -349,7 +351,8 @@ class FirstSteps:
         self.undecided.discard("steps")
         forwards, attempts = self.forwards, self.attempts_per_step[:_STEPS]
         if not forwards.losses:
-            return  # a training loop that calls no compute_loss, like PPO's, makes several steps at a time
+            # A training loop that calls no compute_loss, like PPO's, makes several steps at a time.
+            return
 
         def check() -> dict[str, Any]:
             with together("the optimizer's steps"):
@@ -389,13 +392,15 @@ def _before_each_step_of(stepping: Any, call: Callable[[], None], steps: Callabl
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
+        # DeepSpeed's engine.step is called for each micro-batch; it steps at boundaries of accumulation alone.
         if steps():
             call()
         return original(*args, **kwargs)
 
     def end() -> None:
         if vars(stepping).get("step") is not step:
-            return  # other code has replaced the step since, and may call ours
+            # Other code has replaced the step since, and may call ours.
+            return
         if was_replaced:
             stepping.step = original
         else:

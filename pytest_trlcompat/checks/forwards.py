@@ -72,6 +72,7 @@ class Forwards:
         self._heard = False
         self._stepped = False
         self._with_advantages = False
+        # Tensors until somebody asks for them: to read a number makes the host wait for the accelerator.
         self._not_zero: list[Tensor] = []
         self._not_finite: list[Tensor] = []
         self._label: Tensor | None = None
@@ -89,6 +90,7 @@ class Forwards:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        # Unless somebody else has replaced it since.
         if vars(self._trainer).get("compute_loss") is self._installed:
             if self._replaced:
                 self._trainer.compute_loss = self._original
@@ -159,7 +161,8 @@ class Forwards:
 
     def _before(self, model: nn.Module, inputs: Any) -> None:
         if not self._heard and self.used is not None:
-            self.used = set()  # what generated before the first loss does not count
+            # What generated before the first loss does not count.
+            self.used = set()
         self._heard = True
         self.losses += 1
         self.in_eval_mode |= not unwrapped(model).training
@@ -221,7 +224,9 @@ class Forwards:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if (
             self.used is not None
+            # Until a loss was heard, everything counts: PPO's loop calls no compute_loss.
             and (self._inside or not self._heard)
+            # Experts that no token chose are called with empty tensors.
             and (not tensors or any(tensor.numel() for tensor in tensors))
         ):
             self.used.add(owner)

@@ -92,7 +92,8 @@ def check_gradients(
         odd.append(f"none came to {listed(report.missing)}: the graph does not lead there; {ADVICE}")
     if names := zero_beside_others(model, report):
         odd.append(f"nothing but zeros came to {listed(names)} while others were reached; {ADVICE}")
-    if certain or odd:  # the same on all ranks, since they exchanged their flags
+    # The same on all ranks, since they exchanged their flags.
+    if certain or odd:
         raise (CheckError if certain else OddError)(complaint(report, [*odd, *certain]), report)
     return report
 

@@ -52,6 +52,7 @@ class Later:
         """Note that the trainer made a step, and say whether :meth:`look` is due after it."""
         self.skipped += bool(getattr(self.trainer.accelerator, "optimizer_step_was_skipped", False))
         steps, every = step - self.began_at, self.callback.every
+        # The first term holds for powers of two.
         return steps >= 1 and (steps & (steps - 1) == 0 or bool(every and steps % every == 0))
 
     def look(self, step: int) -> None:
@@ -69,7 +70,8 @@ class Later:
         if "forward" not in self.undone:
             return
         names = ["loss"]
-        if not scales_loss(self.trainer, self.callback.live_model()):  # where norms overflow, and the step is skipped
+        # With a scaled loss norms may overflow, and the step is skipped.
+        if not scales_loss(self.trainer, self.callback.live_model()):
             names.append("grad_norm")
         bad = [
             f"{name} is {logs[name]}"

@@ -191,7 +191,8 @@ def _forward(model: nn.Module, input_ids: Tensor, mask: Tensor, keywords: dict[s
 def _compare(short: Tensor, full: Tensor, input_ids: Tensor, tolerance: float | None) -> tuple[float, float]:
     """The largest error of log-probabilities, and the largest that rounding explains."""
     length = short.size(1)
-    ids = input_ids[:, -length + 1 :].unsqueeze(-1)  # the token that the last position predicts is unknown
+    # The token that the last position predicts is unknown.
+    ids = input_ids[:, -length + 1 :].unsqueeze(-1)
     logps = [logits[:, -length:-1].float().log_softmax(-1).gather(-1, ids) for logits in (short, full)]
     error = (logps[0] - logps[1]).abs().max().item()
     if tolerance is not None:
@@ -207,6 +208,7 @@ def _precision(logits: Tensor) -> float:
         if bool((logits.to(narrow).to(logits.dtype) == logits).all()):
             return float(torch.finfo(narrow).eps)
     if logits.is_cuda and torch.backends.cuda.matmul.allow_tf32:
+        # TF32 has a mantissa of 10 bits.
         return 2.0**-10
     return float(torch.finfo(logits.dtype).eps)
 
@@ -221,4 +223,5 @@ def _language_models(model: nn.Module) -> list[nn.Module]:
 
 
 def _name(model: nn.Module) -> str:
-    return type(unwrapped(model)).__name__.removeprefix("FSDP")  # FSDP2 puts this before the name of the class
+    # FSDP2 puts this before the name of the class.
+    return type(unwrapped(model)).__name__.removeprefix("FSDP")

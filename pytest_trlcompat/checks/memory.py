@@ -109,6 +109,7 @@ def _host_by_rusage() -> tuple[int, int]:
     """The peak, twice: without /proc nothing else is known."""
     import resource
 
+    # In bytes on macOS, in KiB elsewhere.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return peak, peak
 

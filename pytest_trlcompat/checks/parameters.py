@@ -290,6 +290,7 @@ def _step_per_rate(optimizer: Any, named: Sequence[Tensor], norm: float | None) 
         optimizer = optimizer.optimizer
     if not isinstance(optimizer, torch.optim.SGD):
         return 1.0
+    # Under ZeRO-3 a parameter that is not gathered has no elements itself.
     count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in named)
     return 0.0 if norm is None or not count else float(norm) / count**0.5
 

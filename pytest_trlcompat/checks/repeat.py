@@ -40,6 +40,7 @@ def check_repeatable(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, f
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     accelerators = [] if device.type == "cpu" else [device.index or 0]
     outputs = []
+    # It saves the CPU's state in any case, and without devices that one alone.
     draws = torch.random.fork_rng(accelerators, device_type=device.type if accelerators else "cuda")
     with draws, torch.no_grad(), dropout_off(model):
         for _ in range(2):

@@ -81,7 +81,8 @@ def _name_them(everyone: Sequence[Sequence[tuple[str, _Part, int]]], what: str) 
             held.setdefault((name, part), {})[number] = value
     different = {name: ranks for (name, _), ranks in held.items() if len(set(ranks.values())) > 1}
     if not different:
-        return  # ranks hold different parameters, like stages of a pipeline
+        # Ranks hold different parameters, like stages of a pipeline.
+        return
     first = next(iter(different.values()))
     odd = [number for number, value in first.items() if value != next(iter(first.values()))]
     raise CheckError(

@@ -32,6 +32,7 @@ ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "phi": ("PhiConfig", {}),
         "recurrent_gemma": (
             "RecurrentGemmaConfig",
+            # Three layers are one round of its pattern: two recurrent ones and one of attention.
             {"logits_soft_cap": 1.5, "lru_width": 32, "num_hidden_layers": 3},
         ),
     }
@@ -75,6 +76,7 @@ def architecture(name: str, model: TinyModel) -> torch.nn.Module:
     }
     config = getattr(transformers, config_class)(**{**sizes, **arguments})
     with torch.random.fork_rng(devices=[]):
+        # Not by hash(), which gives each process another number.
         torch.manual_seed(sum(map(ord, config_class)))
         # By its class, not from_config, which partitions under ZeRO-3: it is the whole model.
         language_model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).float()

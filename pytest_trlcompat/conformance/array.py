@@ -81,6 +81,7 @@ def _not_together(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same(value: Any, other: Any) -> bool:
+    # In Python True equals 1, and a space may have both.
     return type(value) is type(other) and bool(value == other)
 
 

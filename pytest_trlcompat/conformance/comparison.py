@@ -152,6 +152,7 @@ def differing(
             differences.append(Difference(quantity.stage, quantity.where, *shapes, math.inf, 0.0))
             continue
         off = _apart(expected_values, recorded_values)
+        # NaN and infinities must not widen the tolerance of the other numbers.
         largest = float(expected_values.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if expected_values.numel() else 0.0
         allowed = (FLOOR if tolerance is None else tolerance) * max(largest, SMALLEST) + quantity.rounding
         if off > allowed and tolerance is None:
@@ -167,6 +168,7 @@ def differing(
                 raise ToleranceUnknown(
                     f"{quantity.stage} ({quantity.where}) is off by {off:.3g}, and may be by {allowed:.3g}"
                 )
+        # So written that NaN is a difference.
         if not off <= allowed:
             differences.append(
                 Difference(quantity.stage, quantity.where, *_most_off(expected_values, recorded_values), off, allowed)

@@ -74,6 +74,7 @@ def of_release(trainer: str, trl: str, transformers: str) -> Conventions:
 
     chosen: dict[str, Any] = {}
     for entry in filter(holds, tables["convention"]):
+        # The first entry of the file that holds for these releases counts.
         chosen.setdefault(entry["field"], entry)
     absent = {name: entry["value"] for name, entry in chosen.items() if entry.get("absent")}
     undecided = {name: entry["value"] for name, entry in chosen.items() if not entry.get("absent")}

@@ -64,6 +64,7 @@ _WITHOUT = "without"
 _GROUP_KEYS = {"effect", "with", "never_with", "needs"}
 _FIELD_KEYS = {*_GROUP_KEYS, "values", "choices", "reference", "left_out"}
 _CHOICE_KEYS = {"value", "releases", "with", "never_with", "as"}
+# TOML has no null.
 _NONE = {"none": True}
 
 

@@ -65,6 +65,7 @@ CONTENT = (
 """The content of a message in a chat template, whether it is a text or a list of texts and images."""
 _SIDES = (8, 16, 24)
 """Possible widths and heights of images, in pixels: a processor of Qwen2-VL does not resize these."""
+# Pixels of a side, pixels of a patch's side, and tokens of an image: one for each of its 2 by 2 patches.
 _LLAVA_SIDE, _LLAVA_PATCH, _LLAVA_TOKENS = 16, 8, 4
 _MERGED = 4
 """Patches of Qwen2-VL that become one token."""
@@ -83,6 +84,7 @@ def vision_model(model: TinyModel) -> TinyModel:
     from pytest_trlcompat import tiny
 
     names = ("initializer_range", "num_hidden_layers", "directory")
+    # In a vocabulary of the same size the tokens of images would take the place of words.
     same_vocabulary = tiny.vlm(vocab_size=model.vocab_size, **{name: getattr(model, name) for name in names})
     more = model.words - same_vocabulary.words
     return tiny.vlm(vocab_size=model.vocab_size + more, **{name: getattr(model, name) for name in names})
@@ -149,6 +151,7 @@ def with_images(messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) ->
 def placed(text: str) -> list[dict[str, Any]]:
     """A user's text with two placeholders of images in it."""
     first, _, rest = text.partition(" ")
+    # In a dataset all parts of a content have the same keys.
     image = {"type": "image", "text": None}
     return [{"type": "text", "text": first}, image, {"type": "text", "text": rest}, dict(image)]
 
@@ -199,12 +202,14 @@ def processor(model: TinyModel, setting: Mapping[str, Any], tokenizer: Any) -> A
     if setting.get("model") != "llava":
         return model.processor_with(tokenizer)
     sizes = {"size": {"shortest_edge": _LLAVA_SIDE}, "crop_size": {"height": _LLAVA_SIDE, "width": _LLAVA_SIDE}}
+    # The other one needs torchvision from Transformers 5 on.
     kind = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
     return transformers.LlavaProcessor(
         image_processor=kind(**sizes),
         tokenizer=tokenizer,
         patch_size=_LLAVA_PATCH,
         vision_feature_select_strategy="default",
+        # CLIP's class token, which the strategy "default" leaves out again.
         num_additional_image_tokens=1,
         image_token=IMAGE_TOKEN,
         chat_template=tokenizer.chat_template,
@@ -244,6 +249,7 @@ def llava(model: TinyModel) -> Any:
         vision_config=vision,
         text_config=text,
         image_token_index=model.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        # By default it is the last layer but one, and the last one would get no gradient.
         vision_feature_layer=-1,
         tie_word_embeddings=False,
         attn_implementation="eager",
@@ -330,6 +336,7 @@ def digests(inputs: Mapping[str, Any]) -> tuple[int, ...]:
     """A digest of each row of pixel values, by which they are compared; they are a tensor or nested lists."""
     pixels = inputs.get("pixel_values", ())
     rows = pixels.float().tolist() if hasattr(pixels, "tolist") else pixels
+    # Not by hash(), which gives each process another number for a text.
     return tuple(zlib.crc32(repr(row).encode()) for row in rows)
 
 

@@ -130,6 +130,7 @@ class _Ranks:
             if len(known) == self.size:
                 return known
             if any(ending.place for ending in known.values()):
+                # Not before all have begun: rank 0 compares the last training while the others begin this one.
                 if deadline is None and all(self._has("begun", rank) for rank in range(self.size)):
                     deadline = time.monotonic() + PATIENCE
                 if deadline is not None and time.monotonic() > deadline:

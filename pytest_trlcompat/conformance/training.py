@@ -99,7 +99,8 @@ def watched_steps(
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         gradients.clear()
         for name, parameter in trainer.model.named_parameters() if whole is None else ():
-            if parameter.requires_grad:  # where no output depends on it there is no gradient: as if it were 0
+            # Where no output depends on a parameter it has no gradient: that counts as 0.
+            if parameter.requires_grad:
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 gradients[name] = gradient.detach().float().cpu().clone()
 
@@ -110,7 +111,9 @@ def watched_steps(
             )
 
     callback = AfterSteps()
-    trainer.callback_handler.callbacks.insert(0, callback)  # before one that changes or saves something
+    # Before a callback that changes or saves something.
+    trainer.callback_handler.callbacks.insert(0, callback)
+    # For every optimizer, since the trainer makes its own only within train().
     handle = register_optimizer_step_pre_hook(before)
     try:
         yield

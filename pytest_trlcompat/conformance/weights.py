@@ -41,7 +41,8 @@ def whole(model: Any) -> dict[str, torch.Tensor]:
     with _summoned(model):
         weights = {}
         for name, parameter in model.named_parameters():
-            with gathered([parameter]):  # DeepSpeed before 0.19.3 gathers one dtype at once
+            # One at a time: DeepSpeed before 0.19.3 gathers one dtype at once.
+            with gathered([parameter]):
                 weights[bare_name(name)] = _float32(parameter)
         return weights
 
@@ -49,6 +50,7 @@ def whole(model: Any) -> dict[str, torch.Tensor]:
 def _float32(parameter: torch.nn.Parameter) -> torch.Tensor:
     import torch
 
+    # ZeRO-1 and ZeRO-2 mark such parameters by _hp_mapping, ZeRO-3 marks all by ds_id.
     if parameter.dtype is not torch.float32 and (hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_id")):
         from deepspeed.utils import safe_get_full_fp32_param
 

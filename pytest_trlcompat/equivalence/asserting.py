@@ -95,6 +95,7 @@ def assert_equivalent(
             except LaunchError as error:
                 failures[strategy] = error
                 continue
+            # First with the smallest tolerance: the trainings that measure it are needed only where something differs.
             divergence = runs.compare(alone, path, [], tolerance)
             if divergence.differences and tolerance is None:
                 divergence = runs.compare(alone, path, runs.changed(), None)

@@ -145,7 +145,8 @@ def _watched(trainings: list[Training], accumulate: int, seed: int | None) -> It
     import transformers
 
     build = transformers.Trainer.__init__
-    changed_configs: list[Any] = []  # arguments that two trainers share are changed once
+    # Arguments that two trainers share are changed once.
+    changed_configs: list[Any] = []
 
     @functools.wraps(build)
     def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
@@ -156,7 +157,8 @@ def _watched(trainings: list[Training], accumulate: int, seed: int | None) -> It
         build(trainer, *args, **kwargs)
         settings = trainer.args
         settings.logging_strategy, settings.logging_steps = transformers.trainer_utils.IntervalStrategy.STEPS, 1
-        settings.logging_nan_inf_filter = False  # with the filter it logs another number where a loss is NaN
+        # With the filter Transformers logs another number where a loss is NaN.
+        settings.logging_nan_inf_filter = False
         trainer.add_callback(_callback(trainer, trainings, seed))
 
     transformers.Trainer.__init__ = init

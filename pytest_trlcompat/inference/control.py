@@ -192,7 +192,8 @@ def send(token: str, content: bytes) -> None:
                 raise ControlError(f"no process of this user waits for a message under {token}") from None
         _check_peer(connection)
         connection.sendall(_LENGTH.pack(len(content)))
-        if content:  # the other end has read all of an empty message already, and may have gone
+        # The other end has read all of an empty message already, and may have gone.
+        if content:
             connection.sendall(content)
 
 

@@ -91,7 +91,8 @@ def _keep_weights() -> None:
 
     @functools.wraps(pack)
     def keep(layer: Any, *args: Any, **kwargs: Any) -> None:
-        if layer.weight.ndim != 2:  # no linear layer; vLLM looks at each kind by itself
+        # No linear layer: vLLM looks at each kind by itself.
+        if layer.weight.ndim != 2:
             pack(layer, *args, **kwargs)
             return
         layer.cpu_linear = torch.nn.functional.linear
@@ -108,7 +109,8 @@ def _keep_experts() -> None:
         later.process_weights_after_loading = _count_experts
         later.apply = _apply_experts
     elif earlier is not None:
-        begin = earlier.init_moe_torch  # multiplies by torch.nn.functional.linear, expert by expert
+        # It multiplies by torch.nn.functional.linear, expert by expert.
+        begin = earlier.init_moe_torch
 
         @functools.wraps(begin)
         def keep(self: Any, layer: Any) -> None:
@@ -133,6 +135,7 @@ def _found(module: str, name: str) -> Any:
 
 
 def _count_experts(self: Any, layer: Any) -> None:
+    # The method that this replaces sets it: whether AMD's own kernel computes, on a Zen processor.
     self._use_zentorch = False
     _changes.kept_layers += 1
 

@@ -99,7 +99,8 @@ def send(worker: Any, token: str) -> None:
     """
     if worker.parallel_config.world_size > 1:
         raise ValueError(f"each of {worker.parallel_config.world_size} workers has a part of the weights alone")
-    control.check_token(token)  # before the weights are copied, since anybody may have asked
+    # Before the weights are copied, since anybody may have asked.
+    control.check_token(token)
     from safetensors.torch import save
 
     model = worker.model_runner.model

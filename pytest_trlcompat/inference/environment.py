@@ -30,5 +30,6 @@ def engine_environment(device: str, versions: Mapping[str, str]) -> dict[str, st
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         # Else some releases give each rank the cores of a NUMA node of its own, and end where there are fewer nodes.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_LOGGING_LEVEL": "ERROR",  # it warns of each weight that it rounds to its own dtype
+        # It warns of each weight that it rounds to its own dtype.
+        "VLLM_LOGGING_LEVEL": "ERROR",
     }

@@ -64,6 +64,7 @@ class _Communicator:
         # As bytes: gloo does not know every dtype.
         wire = tensor.detach().to("cpu", copy=False).contiguous().view(-1).view(torch.uint8)
         self._processes.broadcast([wire], options).wait()
+        # In a contiguous tensor of the CPU gloo has received already: `wire` is a view of it.
         if wire.data_ptr() != tensor.data_ptr() and self._processes.rank() != src:
             tensor.copy_(wire.view(tensor.dtype).view(tensor.shape))
 
@@ -95,6 +96,7 @@ def communicator(meeting: str, port: int, rank: int, world_size: int, device: An
             "The trainer has to run in a rank of this harness, on the software accelerator"
         ) from None
     options = ProcessGroupGloo._Options()
+    # Both ends are on this machine; without an interface gloo takes the address to which the host's name resolves.
     options._devices = [ProcessGroupGloo.create_device(interface="lo")]
     options._timeout = _TIMEOUT
     store = FileStore(str(path), world_size)

@@ -122,6 +122,7 @@ class VLLMServer:
             self._process = self._start()
             refused.callback(self.kill)
             self._wait()
+            # It answers, so that nothing is undone any more.
             refused.pop_all()
 
     @property
@@ -145,11 +146,13 @@ class VLLMServer:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._watcher.join()  # else it might end the listening of a server that is started next
+        # Else it might end the listening of a server that is started next.
+        self._watcher.join()
         deadline = time.monotonic() + _STOP_TIMEOUT
         while _processes.marked(self._mark) and time.monotonic() < deadline:
             _processes.kill_marked(self._mark)
-            time.sleep(_GONE)  # a process that was killed takes a moment to go
+            # A process that was killed takes a moment to go.
+            time.sleep(_GONE)
 
     def restart(self) -> None:
         """:meth:`kill` it, and start another at the same URL: its engine has the weights of the model's folder.
@@ -186,7 +189,8 @@ class VLLMServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C reaches the test process, which ends the server
+                # Ctrl-C reaches the test process alone, which ends the server.
+                start_new_session=True,
             )
         # By a descriptor of the process: its number may belong to another one when the thread comes to look.
         self._watcher = threading.Thread(target=self._watch, args=(os.pidfd_open(process.pid),), daemon=True)
@@ -295,8 +299,10 @@ def _environment(environment: Mapping[str, str], folder: Path, versions: Mapping
         # Its engine has a worker in a process of its own, which compiled what it samples with at each start.
         "TORCHDYNAMO_DISABLE": "1",
         **environment,
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # a server's engine has a process of its own
-        "SPT_NOENV": "1",  # vLLM's names for its processes would be written over the mark in their environments
+        # Unlike ranks (environment.py): a server's engine has a process of its own.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        # vLLM's names for its processes would be written over the mark in their environments.
+        "SPT_NOENV": "1",
         "TMPDIR": str(folder),
         "PYTHONPATH": os.pathsep.join(path),
     }

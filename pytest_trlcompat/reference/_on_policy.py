@@ -104,6 +104,7 @@ class OnPolicyLearner(abc.ABC, Generic[Settings, Step]):
         """``(R,)``: whether an end of sequence counts for ``missing_eos_penalty``."""
         is_end = (tokens.completion_ids == self.settings.eos_token_id) & tokens.completion_mask
         if self._open.eos_must_end:
+            # (R, C) at the last token of each response.
             return is_end.gather(1, tokens.lengths[:, None] - 1).squeeze(1)
         return is_end.any(1)
 

@@ -89,6 +89,7 @@ def generalized_divergences(student: Tensor, teacher: Tensor, beta: float) -> Te
         return _kl(teacher, student)
     if beta == 1:
         return _kl(student, teacher)
+    # log M from logarithms alone, so that no small probability becomes 0.
     mixed = torch.logaddexp(teacher + math.log(beta), student + math.log(1 - beta))
     return beta * _kl(teacher, mixed) + (1 - beta) * _kl(student, mixed)
 

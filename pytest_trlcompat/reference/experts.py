@@ -44,5 +44,6 @@ def load_balancing_loss(logits: Tensor, experts_per_token: int) -> Tensor:
         logits: ``(tokens, experts)``.
     """
     probabilities = torch.softmax(logits.float(), -1)
+    # (tokens, experts): 1 for each expert that a token goes to.
     chosen = torch.zeros_like(probabilities).scatter(1, probabilities.topk(experts_per_token, -1).indices, 1.0)
     return logits.shape[1] * (chosen.mean(0) * probabilities.mean(0)).sum()

@@ -90,5 +90,6 @@ def leave_one_out_baselines(rewards: Tensor, rloo_k: int, ranks: int = 1) -> Ten
     """
     if rewards.numel() % (ranks * rloo_k):
         raise ValueError(f"{rewards.numel()} completions are no whole groups of {rloo_k} on {ranks} ranks")
+    # (ranks, rloo_k, prompts)
     groups = rewards.reshape(ranks, rloo_k, -1)
     return ((groups.sum(1, keepdim=True) - groups) / (rloo_k - 1)).reshape(-1)

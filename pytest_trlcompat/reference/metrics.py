@@ -152,6 +152,7 @@ def _clip_ratios(
         mask = batch.mask
         if settings.importance_sampling_level == "sequence":  # each completion counts once
             mask = mask.any(1, keepdim=True) | settings.undecided.masked_completions_in_clip_ratios
+            # (R, 1): the ratio is the same at all tokens of a completion.
             low, high = low[:, :1], high[:, :1]
         sides.append((low, high))
         masks.append(mask)

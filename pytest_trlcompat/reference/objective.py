@@ -96,6 +96,7 @@ def policy_losses(
         ``(R, C)``.
     """
     weights = importance_weights(logprobs, old_logprobs, mask, settings.importance_sampling_level)
+    # (R, 1): all tokens of a completion have its advantage.
     a = advantages.to(logprobs.dtype)[:, None]
     if settings.loss_type == "cispo":
         return -weights.detach().clamp(max=settings.upper_epsilon) * a * logprobs

@@ -65,10 +65,12 @@ def score_tokens(
         if dropping:
             raise ValueError(f"the model drops out at random in {dropping[0]}; call model.eval(), or set dropout to 0")
     if padded:
+        # (R, P + C)
         ids = torch.cat([tokens.prompt_ids, tokens.completion_ids], 1)
         mask = torch.cat([tokens.prompt_mask, tokens.completion_mask], 1)
         starts = (tokens.prompt_ids.shape[1] - tokens.prompt_mask.sum(1)).tolist()
         inputs = joined_inputs(tokens.inputs, starts, ids.shape[1]) if tokens.inputs else {}
+        # (R, C, V): logits at a token are of the next one.
         logits = _logits(model, ids, mask, inputs)[:, tokens.prompt_ids.shape[1] - 1 : -1]
         logprobs, entropies = _scores(logits, tokens.completion_ids, temperature, entropy_at_temperature)
         return Scores(*(torch.where(tokens.completion_mask, values, 0.0) for values in (logprobs, entropies)))
@@ -84,6 +86,7 @@ def score_tokens(
 
 
 def _is_dropout(module: Any) -> bool:
+    # The base of all of torch's dropout layers.
     return isinstance(module, torch.nn.modules.dropout._DropoutNd)
 
 

@@ -167,6 +167,7 @@ class _Learner(OnPolicyLearner[PPOSettings, PPOStep]):
     def _whiten(self, values: Tensor, mask: Tensor, *, shift_mean: bool) -> Tensor:
         undecided = self.settings.undecided
         parts = self.settings.world_size if undecided.whiten_over == "rank" else 1
+        # The rows of a rank follow each other.
         pairs = zip(values.chunk(parts), mask.chunk(parts), strict=True)
         correction = undecided.whiten_correction
         return torch.cat(

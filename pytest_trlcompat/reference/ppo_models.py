@@ -28,6 +28,7 @@ def state_values(model: Any, tokens: Tokens, steps: Tensor, *, padded: bool = Fa
     if padded:
         ids = torch.cat([tokens.prompt_ids, tokens.completion_ids], 1)
         mask = torch.cat([tokens.prompt_mask, tokens.completion_mask], 1)
+        # (R, P + C) to (R, C), from the query's last token on.
         values = _numbers(model, ids, mask)[:, tokens.prompt_ids.shape[1] - 1 : -1]
     else:
         width = tokens.completion_ids.shape[1]

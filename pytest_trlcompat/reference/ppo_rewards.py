@@ -100,6 +100,7 @@ def advantage_estimates(rewards: Tensor, values: Tensor, steps: Tensor, *, gamma
     """
     advantages = torch.zeros_like(values)
     following, next_value = torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
+    # Backwards: `following` is the estimate of the next step, 0 beyond the end of the episode.
     for t in range(values.shape[1] - 1, -1, -1):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
         following = torch.where(steps[:, t], delta + gamma * lam * following, 0.0)

@@ -119,12 +119,14 @@ def advantages_of(
         totals = totals.masked_fill(rewards.isnan().all(1), float("nan"))
 
     def in_groups(values: Tensor) -> Tensor:
+        # (R, ...) to (groups, G, ...)
         return values.reshape(-1, num_generations, *values.shape[1:])
 
     def std(values: Tensor, dim: int) -> Tensor:
         return std_of_present(values, dim, correction=std_correction)
 
     grouped = in_groups(totals)
+    # (groups, 1) to (R,): each completion gets the number of its group.
     means = mean_of_present(grouped, 1).expand_as(grouped).reshape(rows)
     stds = std(grouped, 1).expand_as(grouped).reshape(rows)
     batch_std = std(totals, 0).squeeze()

@@ -169,6 +169,7 @@ class _Learner(SamplingLearner[RLOOSettings, RLOOMicroBatch, RLOOStep]):
         settings = self.settings
         counts = tokens if settings.undecided.kl_logged_over == "tokens" else torch.ones_like(tokens)
         parts = settings.world_size if settings.undecided.metrics_mean == "ranks" else 1
+        # (R,) to (ranks, rows of a rank), which follow each other; with one part, of all ranks.
         sums, counted = divergences.view(parts, -1).sum(1), counts.view(parts, -1).sum(1)
         return float((sums / counted).mean())
 
@@ -199,6 +200,7 @@ def rloo_training_metrics(
     for batch in micro_batches:
         advantages = generations[batch.generation].advantages.advantages[list(batch.rows)]
         by_sign = settings.undecided.clipped_by_sign
+        # (R, 1), in the place of a ratio for each token.
         weights = batch.weights[:, None]
         sides.append(clipped(weights, advantages, settings.epsilon, settings.upper_epsilon, by_sign=by_sign))
         masks.append(batch.mask.any(1, keepdim=True) | settings.undecided.masked_completions_in_clip_ratios)

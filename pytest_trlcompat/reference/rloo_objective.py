@@ -88,6 +88,7 @@ def leave_one_out_advantages(
         totals = final
     elif logged == "unweighted":
         totals = total_rewards(rewards)
+    # (groups, G)
     grouped = final.reshape(-1, num_generations)
     present = ~grouped.isnan()
     others = present.sum(1, keepdim=True) - 1

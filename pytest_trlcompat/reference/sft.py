@@ -206,6 +206,7 @@ def _scored(model: Any, rows: Batch, settings: SFTSettings) -> _Scored:
         labels = torch.nn.functional.pad(labels, (virtual, 0), value=IGNORED)
         entropy = -(whole.exp() * whole).sum(-1)
         counts = labels[1:] != IGNORED
+        # (tokens that count, V); logits at a token are of the next one.
         predicted = whole[:-1][counts]
         targets = labels[1:][counts].long()
         logprobs.append(predicted.gather(-1, targets[:, None])[:, 0])

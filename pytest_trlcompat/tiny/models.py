@@ -300,7 +300,8 @@ def _published(name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.
     if not experts or parameter.dim() != 3:
         yield name, parameter
         return
-    names = matrix.removesuffix("_proj").split("_")  # gate_up_proj, E x 2I x H; down_proj, E x H x I
+    # gate_up_proj is (E, 2 I, H), down_proj (E, H, I).
+    names = matrix.removesuffix("_proj").split("_")
     for expert, whole in enumerate(parameter):
         for part, tensor in zip(names, whole.chunk(len(names)), strict=True):
             yield f"{layer}.mlp.experts.{expert}.{part}_proj.weight", tensor
@@ -323,7 +324,8 @@ def _fill(parameter: torch.Tensor, name: str, seed: int, scale: float, norm_cent
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
     centre = norm_centre if _NORM.search(name) else 0.0
-    spread = scale * 3**0.5  # a uniform distribution on [-a, a] has a standard deviation of a / sqrt(3)
+    # A uniform distribution on [-a, a] has a standard deviation of a / sqrt(3).
+    spread = scale * 3**0.5
     with torch.no_grad():
         parameter.uniform_(-spread, spread, generator=generator).add_(centre)
 
@@ -357,7 +359,8 @@ def _new_processor(tokenizer: PreTrainedTokenizerFast, *, videos: bool) -> Proce
     # Sides are rounded to multiples of a token's; by default images are blown up to 56 by 56 pixels.
     pixels = {"min_pixels": 8 * 8, "max_pixels": 32 * 32, "merge_size": 2, **IMAGE_PATCH}
     has_torchvision = importlib.util.find_spec("torchvision") is not None
-    images = getattr(transformers, "Qwen2VLImageProcessorPil", None)  # from Transformers 5 on, the other needs it
+    # From Transformers 5 on the other one needs torchvision.
+    images = getattr(transformers, "Qwen2VLImageProcessorPil", None)
     images = transformers.Qwen2VLImageProcessor if has_torchvision or images is None else images
     parts = {"image_processor": images(**pixels), "tokenizer": tokenizer}
     kind = transformers.Qwen2VLProcessor
@@ -388,6 +391,7 @@ def _of_images_alone(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
 def _rename_into_place(save: Any, target: Path) -> None:
     """Call ``save`` with a temporary folder, then rename it, so that ``target`` is never incomplete."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    # Next to the target, since a rename does not cross file systems.
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         save(temporary)

@@ -61,6 +61,7 @@ def watched_trainer(trainer_class: type, recording: Recording) -> type:
                 recording.extras[_SAMPLED].in_evaluation = False
 
         def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            # TRL may sample from a module beneath the wrappers of the student.
             student_modules = {id(module) for module in self.model.modules()}
             samplers = recording.extras[_SAMPLERS]
             recording.extras["others"] = recording.extras.get("others", 0) + sum(

@@ -80,6 +80,7 @@ class DPOAdapter(PreferenceAdapter):
 
     def is_known(self, trl: Any, name: str, value: Any) -> bool:
         if name == "loss_type" and isinstance(value, list):
+            # A release that takes a list of losses has a field for their weights.
             known = super().is_known(trl, "loss_weights", "")
             return known and all(super(DPOAdapter, self).is_known(trl, name, loss_type) for loss_type in value)
         return super().is_known(trl, name, value)
@@ -194,6 +195,7 @@ class DPOAdapter(PreferenceAdapter):
         def concatenated_forward(self: Any, model: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
             with _inputs_of(model) as seen:
                 scores = score(self, model, batch, *args, **kwargs)
+            # TRL also scores before the first batch, to compute reference log-probabilities in advance.
             if recording.micro_batches:
                 _keep(recording.micro_batches[-1], scores, seen)
             return scores

@@ -95,6 +95,7 @@ def pairs(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) ->
     for _ in range(int(setting.get(counts[part], defaults[part]))):
 
         def text(least: int, most: int) -> str:
+            # The last eight words are left to chat templates.
             return " ".join(f"w{chosen.randrange(model.words - 8)}" for _ in range(chosen.randint(least, most)))
 
         rows.append(_row(setting, text))

@@ -45,6 +45,7 @@ class LegacyRLOOAdapter(OnPolicyAdapter):
     def expected(self, recordings: Sequence[OnPolicyRecording], untrained: Any, known: Conventions) -> list[Quantity]:
         arguments = recordings[0].arguments
         updates = int(arguments["num_ppo_epochs"]) * int(arguments["num_mini_batches"])
+        # Transformers makes an enumeration of the text, which `str` writes with the name of its class.
         strategy = str(getattr(arguments["save_strategy"], "value", arguments["save_strategy"]))
         prompts = int(arguments["local_batch_size"]) * len(recordings) / int(arguments["rloo_k"])
         return list(

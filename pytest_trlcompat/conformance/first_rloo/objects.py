@@ -41,7 +41,8 @@ def config_class() -> Any:
     """
     from trl.trainer.rloo_config import RLOOConfig
 
-    if _CONFIG not in globals():  # a module attribute, so that the arguments of a checkpoint can be unpickled
+    # A module attribute, so that the arguments of a checkpoint can be unpickled.
+    if _CONFIG not in globals():
         globals()[_CONFIG] = type(_CONFIG, (RLOOConfig,), {"model_init_kwargs": None})
     return globals()[_CONFIG]
 

@@ -54,14 +54,16 @@ def expected_quantities(
         yield Quantity("baselines", place, credit.baselines)
         yield Quantity("advantages", place, credit.advantages)
         yield from expected_steps(step.optimizer_steps, place, BY_MICRO_BATCH)
-        if logging_steps == 1:  # it is not documented what a line says of several batches
+        # It is not documented what a line says of several batches.
+        if logging_steps == 1:
             if epoch is not None:
                 yield Quantity("logs[epoch]", place, torch.tensor([(batch + 1) * epoch], dtype=torch.float64))
             for name, value in step.logs.items():
                 # At first losses are negative advantages, whose sum is 0 up to rounding.
                 rounding = _largest_loss(step) * FLOOR if name == "loss/policy_avg" else 0.0
                 yield Quantity(f"logs[{name}]", place, torch.tensor([value], dtype=torch.float64), rounding=rounding)
-    if saved_each:  # one at the end is not compared: not all releases of Transformers save it
+    # One at the end is not compared: not all releases of Transformers save it.
+    if saved_each:
         places = [float(step) for step in range(1, len(steps)) if step % saved_each == 0]
         yield Quantity("checkpoints", "training", torch.tensor(places))
     yield Quantity("logs[number of lines]", "training", torch.tensor([float(len(steps) // logging_steps)]))

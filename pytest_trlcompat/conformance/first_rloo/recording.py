@@ -140,6 +140,7 @@ def _watched_loop(trainer: Any, recording: OnPolicyRecording) -> Iterator[None]:
     backward = trainer.accelerator.backward
 
     def watched(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        # TRL's `train` calls this, and its local variables are shown nowhere else.
         local = sys._getframe(1).f_locals
         if recording.of_batch("advantages", recording.batch) is None:
             of_batch = {

@@ -60,6 +60,7 @@ class SamplingAdapter(TrainerAdapter):
         known = conventions.of_installed(self.trainer)
         policy, reference_model = objects.untrained(model, setting)
         rewards = objects.rewards_of_reference(model, setting)
+        # Only prompts are asked of it, so that the length of completions, 1, does not matter.
         data = objects.data_of(model, setting, seed, 1)
         processing_class = objects.tokenizer(model, setting) if data.images is not None else model.tokenizer
         inputs: dict[tuple[int, ...], Mapping[str, torch.Tensor]] = {}

@@ -145,7 +145,8 @@ def config_of(trl: Any, setting: Mapping[str, Any], method: Method = GRPO) -> An
     """The ``GRPOConfig`` or ``RLOOConfig`` of a setting, without fields that this release does not know."""
     known = known_part(trl, {**BASE, **{name: value for name, value in setting.items() if name not in AXES}}, method)
     rows = ROWS // world_size()
-    if Version(metadata.version("trl")) < Version("0.15"):  # these releases count prompts, not completions
+    # These releases count prompts, not completions.
+    if Version(metadata.version("trl")) < Version("0.15"):
         rows = max(1, rows // known["num_generations"])
     values: dict[str, Any] = {
         "output_dir": tempfile.mkdtemp(prefix="trlcompat-"),

@@ -72,6 +72,7 @@ def factory(kind: str, keep: Callable[[int], None]) -> Any:
         def get_reward(self) -> float:
             return float(len(self._calls))
 
+    # Transformers makes a tool's schema from the docstring, which has to describe each argument.
     Speaking.w51.__doc__ = tools.w51.__doc__
     if kind == "environments":
         return {_SPEAKING: Speaking, _SILENT: Silent}
@@ -92,6 +93,7 @@ def reward_of_environment(completions: Sequence[Any], called: Sequence[Sequence[
     return [float(len(calls)) for calls in called]
 
 
+# TRL logs the rewards of environments by the name of their class.
 reward_of_environment.__name__ = "Environment"
 
 

@@ -60,10 +60,14 @@ def settings_of(
     chosen |= {name: value for name, value in arguments.items() if name in names}
     if chosen.get("reward_weights") is not None:
         chosen["reward_weights"] = tuple(chosen["reward_weights"])
+    # Transformers makes enumerations of these texts.
     chosen["lr_scheduler_type"] = str(getattr(chosen["lr_scheduler_type"], "value", chosen["lr_scheduler_type"]))
     chosen["optim"] = str(getattr(chosen["optim"], "value", chosen["optim"]))
-    chosen.pop("max_prompt_length", None)  # recorded prompts are truncated already
-    chosen.pop("router_aux_loss_coef", None)  # it may come from the model, see _aux_loss_coef
+    # Recorded prompts are truncated already.
+    chosen.pop("max_prompt_length", None)
+    # It may come from the model, see _aux_loss_coef.
+    chosen.pop("router_aux_loss_coef", None)
+    # Transformers writes -1 where the number of epochs says how long it trains.
     if chosen.get("max_steps", -1) < 0:
         chosen["max_steps"] = None
     if chosen.get("reward_clip_range") is not None:
@@ -243,6 +247,7 @@ def _layout(
                             f"micro-batch {micro_batch} of iteration {iteration} of generation {index} has a row "
                             f"that was not sampled, or was trained on already: prompt {prompt}, completion {completion}"
                         )
+                    # Completions may be equal: each sampled row is found once.
                     unused[place] = ((), ())
                     rows.append(place)
                 ranks.append(rows)
@@ -288,6 +293,7 @@ def _evaluation(
         _rollout(together, tokenizer, rewards, known, settings.max_completion_length, inputs)
         for together in zip(*calls, strict=True)
     ]
+    # A copy, which is mixed with the policy below.
     compared = copy.deepcopy(policy if reference_model is None else reference_model)
     if settings.sync_ref_model:
         _synchronise(compared, steps[:after], settings)

@@ -138,7 +138,8 @@ def policy(model: TinyModel, setting: Mapping[str, Any], whole: bool = False) ->
         policy_model.generation_config.eos_token_id = [1, OTHER_END]
     elif kind == "experts":
         policy_model.config.update({"output_router_logits": True, "router_aux_loss_coef": _AUX_LOSS_COEF})
-        policy_model.router_aux_loss_coef = _AUX_LOSS_COEF  # a model has read its config when it was built
+        # A model has read its config when it was built.
+        policy_model.router_aux_loss_coef = _AUX_LOSS_COEF
     if setting.get("adapter") in ("peft_model", "peft_parameters", "both"):
         from peft import get_peft_model
 
@@ -221,6 +222,7 @@ def _without_some(module: Any, args: Any, kwargs: Mapping[str, Any], output: Any
 
 def _is_without(ids: Any) -> bool:
     """Whether a conversation gets no number: about a third of them, however they are padded."""
+    # The id of the pad token is 0, so that padding adds nothing.
     return int(ids.sum()) % 3 == 0
 
 
@@ -245,11 +247,13 @@ def rewards_of_reference(model: TinyModel, setting: Mapping[str, Any]) -> list[C
             scores.append(None if kind == "model_nan" and _is_without(ids) else number)
         return scores
 
+    # TRL calls a reward model by the last part of the path that its config names.
     scored.__name__ = str(model.path).rpartition("/")[2]
     return [scored]
 
 
 def _awaited(function: Callable[..., Any]) -> Callable[..., Any]:
+    # An object with an asynchronous __call__ is itself no coroutine function.
     if not inspect.iscoroutinefunction(vars(type(function)).get("__call__")):
         return function
 
@@ -295,6 +299,7 @@ def fill_adapter(model: Any) -> None:
 
     for name, parameter in model.named_parameters():
         if "lora_" in name:
+            # By the name, so that the adapters of trainer and reference are equal; hash() differs between processes.
             generator = torch.Generator().manual_seed(sum(map(ord, name)))
             with torch.no_grad():
                 parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))

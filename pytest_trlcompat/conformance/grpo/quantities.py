@@ -67,6 +67,7 @@ def expected_quantities(expected: ExpectedTraining, logging_steps: int, transfor
             if generation.reference_logprobs is not None:
                 yield Quantity("reference_logprobs", place, generation.reference_logprobs, mask)
         for batch in step.micro_batches:
+            # The reference lists the micro-batches of all ranks one after the other.
             place = f"step {number}, rank {batch.rank}, micro-batch {micro_batch // expected.settings.world_size}"
             micro_batch += 1
             tokens = step.generations[batch.generation].tokens.of_rows(batch.rows)
@@ -90,6 +91,7 @@ def expected_quantities(expected: ExpectedTraining, logging_steps: int, transfor
             for name, value in reference.average_logs(pending).items():
                 if name == "grad_norm" and logging_steps == 1:
                     continue
+                # Trainer of Transformers 4 rounds the loss that it logs to four places.
                 rounding = 1e-4 if name == "loss" and transformers < 5 else by_rounding.get(name, 0.0)
                 values = torch.tensor([value], dtype=torch.float64)
                 unrecorded = _UNCHANGED if name == "num_tokens" and len(generations) == counted else ""

@@ -59,6 +59,7 @@ def record(
     if setting.get("seeds") == "twice":
         recording.seeded = _differing_by_seed(trainer_class, model, setting, config, data)
     with fixed_completions(data, recording, config.num_generations), watched_tables(recording, method):
+        # A trainer has to leave the dictionaries as they are that a user has given it.
         dictionaries = copy.deepcopy({name: value for name, value in vars(config).items() if isinstance(value, dict)})
         trainer = _build(trainer_class, model, setting, config, data, recording)
         recording.changed = {
@@ -189,6 +190,7 @@ def _resume(
     trained_before = recording.steps[steps - 1].micro_batches
     training = [batch for batch in recording.micro_batches if not batch.evaluation]
     generations = 1 + training[trained_before - 1].generation
+    # Completions depend on how many calls there were before.
     again.generated = recording.generated[:generations]
     with fixed_completions(data, again, config.num_generations):
         trainer = _build(trainer_class, model, setting, config, data, again)

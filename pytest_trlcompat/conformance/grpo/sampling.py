@@ -63,6 +63,7 @@ class Data:
 
     def texts(self, rows: int, part: str) -> list[str]:
         """Prompts of unequal lengths, each with other first two words than all others."""
+        # A text as seed gives every process the same numbers, where hash() of one would not.
         dice = random.Random(f"{self.seed}/{part}")
         first = dice.sample(range(self.words**2), rows)
         texts = []
@@ -110,6 +111,7 @@ class Data:
         dice.shuffle(lengths)
         length = lengths[member % 4]
         member_dice = random.Random(f"{self.seed}/{tuple(prompt)}/{call}/{member}")
+        # Each member has another first word, so that the completions of a group differ.
         words = [first[member % len(first)], *(member_dice.randrange(self.words) for _ in range(self.length))][:length]
         return [*(_SPECIAL + word for word in words), self.ends[member % len(self.ends)]][: self.length]
 

@@ -49,7 +49,8 @@ WITHOUT_CALLS = CHAT_TEMPLATE.replace("message['tool_calls'] or []", "[]")
 """A template that writes no calls, so that a model sees results that nobody asked for."""
 RESPONSE_TEMPLATE: dict[str, Any] = {
     "defaults": {"role": "assistant"},
-    "start_anchor": f"w{_ASSISTANT}",  # the sampled text follows it without a space
+    # The sampled text follows it without a space.
+    "start_anchor": f"w{_ASSISTANT}",
     "fields": {
         "tool_calls": {
             "open_pattern": rf"w{_CALL} (?P<name>w\d+)\s*",

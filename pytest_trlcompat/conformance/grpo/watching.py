@@ -68,6 +68,7 @@ def fixed_completions(data: Data, recording: Recording, group: int) -> Iterator[
                 newest.append(_continued(data, recording.generated[-1], prompt, taken, (rank, size, call - 1)))
                 continue
             generated.prompts.append(prompt)
+            # Each rank has consecutive rows of the batch, and a group may begin on one rank and end on the next.
             member = (rank * len(drawn) + row) % size
             newest.append(
                 tools.turn(data.seed, prompt, member, call, 0) if data.tools else data.completion(prompt, member, call)
@@ -244,6 +245,7 @@ def watched_trainer(trainer_class: type, recording: Recording) -> type:
     def scored(self: Any, *args: Any, **kwargs: Any) -> Any:
         scores = getattr(super(Recording, self), method)(*args, **kwargs)
         both = scores if isinstance(scores, tuple) else (scores, None)
+        # The policy's in its loss alone: TRL computes old and reference log-probabilities without gradients.
         if torch.is_grad_enabled() and both[0].requires_grad and recording.micro_batches:
             batch = recording.micro_batches[-1]
             for name, value in zip(("logprobs", "entropies"), both, strict=False):

@@ -73,7 +73,8 @@ class KTOAdapter(PreferenceAdapter):
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
         labels = [bool(label) for label in inputs["label"]]
         columns, kl = _sequences(inputs, ""), _sequences(inputs, "KL_")
-        if not columns:  # the collator got texts, and the training ends in an error
+        if not columns:
+            # The collator got texts, and the training ends in an error.
             return Read([])
         read = Read([{"label": (float(label),), **sequence} for label, sequence in zip(labels, columns, strict=True)])
         if kl:

@@ -40,6 +40,7 @@ def rows(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str) -> 
             row["prompt"] = " ".join(f"w{(number + place) % (model.words - 8)}" for place in range(_LONG))
     if kind in _PAIRS:
         extra_column = {"source": "w1"} if kind == "paired_column" else {}
+        # Each pair becomes two rows.
         return [{**row, **extra_column} for row in paired_rows[: len(paired_rows) // 2]]
     chosen = random.Random(f"{seed} labels of {part}")
     labelled = []

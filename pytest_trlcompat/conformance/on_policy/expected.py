@@ -38,12 +38,14 @@ def settings_of(
     names = {field.name for field in fields(kind)}
     chosen = {**conventions.absent, **{name: value for name, value in arguments.items() if name in names}}
     for name in ("lr_scheduler_type", "optim"):
+        # Transformers makes enumerations of these texts.
         chosen[name] = str(getattr(arguments[name], "value", arguments[name]))
     if chosen.get("warmup_steps") == 0:
         # The reference has one setting for both: below 1 it is the part of the steps that warmup_ratio names.
         chosen["warmup_steps"] = arguments.get("warmup_ratio") or 0
     micro_batch = int(arguments["per_device_train_batch_size"])
     mini_batch = int(arguments["local_batch_size"]) // int(arguments["num_mini_batches"])
+    # The reference's setting is the number of micro-batches of a mini-batch.
     chosen["gradient_accumulation_steps"] = max(1, mini_batch // micro_batch)
     fixed = {"world_size": len(recordings), "pad_token_id": 0, "eos_token_id": 1}
     return kind(**{**chosen, **fixed, "undecided": undecided(**conventions.undecided)})
@@ -102,6 +104,7 @@ def _layout(
                             f"batch {batch}: a micro-batch has a row that was not sampled or used: {row}"
                         )
                     places.append(unused.index(row))
+                    # Rows may be equal: each sampled row is found once in an epoch.
                     unused[places[-1]] = None
                 placed.append([rank * size + place for place in places])
         ranks.append(placed)

@@ -79,6 +79,7 @@ def expected_steps(steps: Sequence[Any], place: str, by_micro_batch: Sequence[st
         yield Quantity("learning_rate", where, torch.tensor([update.learning_rate], dtype=torch.float64))
         for name, tensors in (("gradients", update.clipped_gradients), ("weights", update.weights)):
             for key, tensor in tensors.items():
+                # `expected.numbers` has the classifier one module deeper than the trainer.
                 yield Quantity(f"{name}[{key.replace('.inner.', '.')}]", where, tensor)
 
 

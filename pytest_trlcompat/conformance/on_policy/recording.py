@@ -135,6 +135,7 @@ def move(model: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
+            # Drawn on the CPU, so that it is the same on every device.
             noise = torch.randn(parameter.shape, generator=generator).to(parameter)
             parameter.add_(0.1 * parameter.std() * noise)
 
@@ -148,6 +149,7 @@ def queries(words: int, rows: int, seed: int) -> Any:
     ids = []
     for number in numbers:
         rest = [dice.randrange(words) for _ in range(dice.randint(1, 4))]
+        # The first two words spell the number, so that no two queries are equal.
         ids.append([_SPECIAL + word for word in (*divmod(number, words), *rest)])
     return Dataset.from_dict({"input_ids": ids})
 
@@ -160,6 +162,7 @@ def _response(query: list[int], call: int, words: int, seed: int, copy: int = 0)
     """
     dice = random.Random(f"{seed}/{tuple(query)}/{call}" + (f"/{copy}" if copy else ""))
     tokens = [_SPECIAL + dice.randrange(words) for _ in range(RESPONSE_LENGTH)]
+    # The stop word stands only where it is put below.
     tokens = [STOP_WORD + 1 if token == STOP_WORD else token for token in tokens]
     if dice.random() < 0.7:
         tokens[dice.randrange(RESPONSE_LENGTH)] = _EOS
@@ -193,6 +196,7 @@ def fixed_responses(words: int, recording: OnPolicyRecording, seed: int) -> Iter
                     f"generation drew {num_samples} of {tuple(probabilities.shape)} for {len(planned)} queries"
                 )
             drawn += 1
+            # (B, 1), as `multinomial` returns it.
             return planned[:, drawn - 1 : drawn]
 
         torch.multinomial = draw
@@ -203,6 +207,7 @@ def fixed_responses(words: int, recording: OnPolicyRecording, seed: int) -> Iter
             torch.multinomial = multinomial
         recording.drawn.append({name: getattr(prepared[0], name, None) for name in DRAWN})
         for query, row in zip(queries, output.sequences[:, ids.shape[1] :].tolist(), strict=True):
+            # generate() pads rows that end before others.
             while row and row[-1] == _PAD:
                 row.pop()
             recording.rows.append((query, row))
@@ -241,6 +246,7 @@ def watched_training(trainer: Any, trained: Any, recording: OnPolicyRecording) -
     def after(*_: Any) -> None:
         recording.steps[-1].weights = tensors(gradients=False)
 
+    # Hooks of torch are on the optimizer that Accelerate wraps.
     inner = trainer.optimizer
     while hasattr(inner, "optimizer"):
         inner = inner.optimizer

@@ -72,7 +72,8 @@ class ORPOAdapter(PreferenceAdapter):
         return None
 
     def read(self, inputs: Mapping[str, Any], arguments: Mapping[str, Any]) -> Read:
-        if "chosen_input_ids" not in inputs:  # the collator was given texts, and what follows ends in an error
+        if "chosen_input_ids" not in inputs:
+            # The collator was given texts, and what follows ends in an error.
             return Read([])
         return dpo.ADAPTER.read(inputs, arguments)
 

@@ -133,7 +133,8 @@ def config(cls: Any = None, /, **settings: Any) -> Any:
         "temperature": 1.0,
         "kl_coef": 0.1,
         "learning_rate": 2e-2,
-        "max_grad_norm": 0.0,  # TRL's trainer does not clip (ppo-max-grad-norm), and both subjects are compared
+        # TRL's trainer does not clip (ppo-max-grad-norm), and both subjects are compared.
+        "max_grad_norm": 0.0,
         "lr_scheduler_type": "constant",
         "logging_steps": 1,
         "save_strategy": "no",

@@ -53,7 +53,8 @@ def expected_quantities(
         yield Quantity("advantages", place, experience.advantages, mask)
         for quantity in expected_steps(step.optimizer_steps, place, ("logprobs",)):
             yield dataclasses.replace(quantity, stage="new_logprobs") if quantity.stage == "logprobs" else quantity
-        if logging_steps == 1:  # it is not documented what a line says of several batches
+        # It is not documented what a line says of several batches.
+        if logging_steps == 1:
             for name, value in step.logs.items():
                 yield Quantity(f"logs[{name}]", place, torch.tensor([value], dtype=torch.float64))
     yield Quantity("logs[number of lines]", "training", torch.tensor([float(len(steps) // logging_steps)]))

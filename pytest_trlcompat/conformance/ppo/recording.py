@@ -77,6 +77,7 @@ def record(
     }
     trainer = objects.build_trainer(subject, model, arguments=arguments, **values)
     trained = trainer.accelerator.unwrap_model(trainer.model)
+    # PPOv2 calls it ref_policy.
     reference_model = getattr(trainer, "ref_model", None) or trainer.ref_policy
     on_policy.move(reference_model, seed=3)
     models = (trained.policy, trained.value_model, trainer.reward_model, reference_model)
@@ -140,7 +141,8 @@ def _watched_functions(trainer: Any, recording: OnPolicyRecording) -> Iterator[N
         logprobs: torch.Tensor = originals["selective_log_softmax"](logits, index, *args, **kwargs)
         if torch.is_grad_enabled():
             recording.see("new_logprobs", logprobs)
-        else:  # for each part of a batch, the policy is called before the reference model
+        else:
+            # For each part of a batch, the policy is called before the reference model.
             recording.see(expected, logprobs)
             expected = "reference_logprobs" if expected == "logprobs" else "logprobs"
         return logprobs
@@ -150,6 +152,7 @@ def _watched_functions(trainer: Any, recording: OnPolicyRecording) -> Iterator[N
         if model is trainer.reward_model:
             recording.see("scores", outputs[1].reshape(-1))
         else:
+            # (R, L, 1): the value of a state stands at the last token of it, before the one that is sampled there.
             recording.see("values", outputs[0][:, context_length - 1 : -1].squeeze(-1))
         return outputs
 

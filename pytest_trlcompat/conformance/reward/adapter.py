@@ -105,6 +105,7 @@ class RewardAdapter(SupervisedAdapter):
                 _known_head(trainer, model)
             return trainer
 
+        # Another trainer first, from another state of the generator: with one seed both get the same new head.
         if setting.get("model") == "language_model":
             from_state(1)
         trainer = from_state(2)
@@ -240,6 +241,7 @@ def _policy(model: TinyModel, setting: Mapping[str, Any]) -> Any:
         return saved(reward_model)
     if setting.get("dropout") == "attention":
         for module in reward_model.modules():
+            # Modules have read the config when they were built.
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.5
         reward_model.config.attention_dropout = 0.5

@@ -266,7 +266,8 @@ def _half(model: TinyModel, in_float32: bool = False) -> Any:
 
     language_model = model.new_model()
     with torch.no_grad():
-        for parameter in language_model.parameters():  # not buffers: positions are computed from them
+        # Not buffers: positions are computed from them.
+        for parameter in language_model.parameters():
             parameter.copy_(parameter.to(torch.bfloat16))
     return (language_model if in_float32 else language_model.to(torch.bfloat16)).eval()
 

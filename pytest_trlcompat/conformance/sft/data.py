@@ -82,7 +82,8 @@ def tokenizer(model: TinyModel, setting: Mapping[str, Any]) -> Any:
         model = images.vision_model(model)
     processing_class = copy.deepcopy(model.tokenizer)
     variant = setting.get("tokenizer", "")
-    processing_class.padding_side = "left" if variant == "left" else "right"  # old releases ask for the right side
+    # Old releases ask for the right side.
+    processing_class.padding_side = "left" if variant == "left" else "right"
     kind = "tools" if setting.get("data") in ("tools", "calls") else variant
     processing_class.chat_template = None if variant == "no_template" else TEMPLATES.get(kind, TEMPLATES[""])
     if variant in FAMILIES:
@@ -124,7 +125,8 @@ def template_path(model: TinyModel, setting: Mapping[str, Any]) -> str:
         other = tokenizer(model, setting)
         other.chat_template = TEMPLATES["other"]
         other.save_pretrained(folder)
-        model.new_model().config.save_pretrained(folder)  # Transformers finds the tokenizer's class by it
+        # By the config Transformers finds the tokenizer's class.
+        model.new_model().config.save_pretrained(folder)
         return str(folder)
     file = folder / "template.jinja"
     file.write_text(TEMPLATES["other"], encoding="utf-8")
@@ -135,6 +137,7 @@ def examples(model: TinyModel, setting: Mapping[str, Any], seed: int, part: str)
     """Examples as a user has them: of unequal lengths, each with other first two words than all others."""
     dice = random.Random(f"{seed}/{part}")
     kind = setting.get("data", "text")
+    # Words from w45 on belong to chat templates, tools and formats.
     firsts = dice.sample(range(40**2), ROWS[part])
 
     def words(least: int, most: int) -> str:
@@ -264,6 +267,7 @@ def expected_rows(
     whole = [_row(example, model, setting, arguments, undecided) for example in raw]
     if strategy == "wrapped":
         blocks = reference.wrapped_blocks(whole, limit, undecided.wrapped_remainder)
+        # Nothing predicts the first token of a block.
         return [{**block, "labels": (reference.IGNORED, *block["labels"][1:])} for block in blocks]
     rows: list[Row] = []
     for row in whole:
@@ -302,6 +306,7 @@ def _with_images(
         counts = []
         for number, message in enumerate(messages, 1):
             end = len(images.processed(processing_class, messages[:number], pictures)[0])
+            # A message begins with the word for its role, which nobody generates.
             counts += [False, *[message["role"] == "assistant"] * (end - len(counts) - 1)]
     labels = [token if counted else reference.IGNORED for token, counted in zip(ids, counts, strict=True)]
     row: dict[str, Any] = {"input_ids": ids[:limit], "labels": tuple(labels[:limit])}
@@ -337,9 +342,8 @@ def _row(
 ) -> dict[str, Sequence[int]]:
     """Token ids and labels of the whole example."""
     processing_class = tokenizer(model, setting)
-    processing_class = getattr(
-        processing_class, "tokenizer", processing_class
-    )  # a processor's own tokenizer: texts do not need the processor
+    # A processor's own tokenizer: texts do not need the processor.
+    processing_class = getattr(processing_class, "tokenizer", processing_class)
     processing_class.eos_token = setting.get("eos_token") or processing_class.eos_token
     processing_class.chat_template = TEMPLATES["other"] if setting.get("template") else processing_class.chat_template
     if "labels" in example:
@@ -409,6 +413,7 @@ def _generated(example: Mapping[str, Any], processing_class: Any) -> list[bool]:
     if processing_class.bos_token is not None and processing_class.chat_template.startswith("{{ bos_token"):
         generated.append(False)
     for message in messages:
+        # One more for the end of sequence.
         size = len(_encoded(processing_class, message["content"])) + 1
         generated += [False, *[message["role"] == "assistant"] * size]
     return generated

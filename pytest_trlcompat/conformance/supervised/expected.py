@@ -57,10 +57,12 @@ def settings_from(
     chosen = dict(conventions.absent)
     chosen |= {name: value for name, value in arguments.items() if name in names}
     for name in ("lr_scheduler_type", "optim"):
+        # Transformers makes enumerations of these texts.
         chosen[name] = str(getattr(chosen[name], "value", chosen[name]))
     if not chosen.get("warmup_steps"):
         # The reference has one setting for both: below 1 it is the part of the steps that warmup_ratio names.
         chosen["warmup_steps"] = arguments.get("warmup_ratio") or 0
+    # Transformers writes -1 where the number of epochs says how long it trains.
     if chosen.get("max_steps", -1) < 0:
         chosen["max_steps"] = None
     undecided = undecided_class(**conventions.undecided)

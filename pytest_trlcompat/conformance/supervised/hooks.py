@@ -187,6 +187,7 @@ class SupervisedHooks(TrainerAdapter):
 
     def is_known(self, trl: Any, name: str, value: Any) -> bool:
         """Whether the release has the field and, where its value is one of several names, documents this name."""
+        # Lists and dictionaries cannot be keys, and no release is stated for one.
         since = {**SINCE, **self.since}.get((name, value) if not isinstance(value, (list, dict)) else ("", ""))
         if name == "refused" and str(value)[0].isdigit():
             since = f"trl>={value}"

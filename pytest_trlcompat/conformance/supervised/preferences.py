@@ -156,6 +156,7 @@ def with_dropout(policy: Any, adapter: Any, setting: Mapping[str, Any]) -> Any:
         adapter.lora_dropout = _DROPPED
     elif setting.get("dropout"):
         policy.config.attention_dropout = _DROPPED
+        # Modules have read the config when they were built.
         for module in policy.modules():
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = _DROPPED

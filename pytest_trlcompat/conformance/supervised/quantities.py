@@ -94,6 +94,7 @@ def expected_quantities(expected: ExpectedTraining, logging_steps: int, transfor
                 expected.steps[logged : number + 1], expected.settings, expected.steps[:logged]
             )
             logged = number + 1
+            # First, since it is the norm before gradients are clipped.
             yield Quantity("logs[grad_norm]", place, torch.tensor([logs.pop("grad_norm")], dtype=torch.float64))
         for name, gradient in step.clipped_gradients.items():
             yield Quantity(f"gradients[{name}]", place, gradient)
@@ -277,6 +278,7 @@ def _likeness(row: Row, other: Row) -> tuple[int, float]:
     from difflib import SequenceMatcher
 
     same = sum(row.get(name) == other.get(name) for name in {**row, **other})
+    # By default SequenceMatcher leaves frequent tokens out of account in long rows.
     alike = (SequenceMatcher(None, row[name], other[name], autojunk=False).ratio() for name in row if name in other)
     return same, sum(alike)
 

@@ -46,6 +46,7 @@ def record(
     setting = adapter.known_part(trl, setting)
     config = adapter.config(trl, setting)
     recording = Recording()
+    # A trainer has to leave the dictionaries as they are that a user has given it.
     dictionaries = copy.deepcopy({name: value for name, value in vars(config).items() if isinstance(value, dict)})
     with adapter.surrounding(model, setting, config, seed, recording):
         trainer = _build(adapter, trainer_class, model, setting, config, seed, recording)
@@ -137,6 +138,7 @@ def _recorded_class(trainer_class: type, adapter: SupervisedHooks, recording: Re
 
     class Recording(watched):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            # In an evaluation prediction_step has recorded the batch.
             if not recording.in_evaluation:
                 self._trlcompat_keep(inputs, None)
             return super().compute_loss(model, inputs, *args, **kwargs)

@@ -129,6 +129,7 @@ class _Prefixes:
     def blocks_of(self, prompt: Sequence[int]) -> list[_Block]:
         """The blocks with which a prompt begins, without its last token."""
         blocks = []
+        # Not up to the prompt's last token: its logits are needed, and only keys and values are kept.
         for end in range(self.size, len(prompt), self.size):
             if (block := self._kept.get(tuple(prompt[:end]))) is None:
                 break
@@ -152,6 +153,7 @@ class _Prefixes:
                 if len(self._kept) >= _MOST_BLOCKS:
                     # The oldest block: a dictionary keeps the order of insertion.
                     del self._kept[next(iter(self._kept))]
+                # A copy: a view would keep the keys and values of the whole sequence in memory.
                 pieces = [[part[..., first : first + self.size, :].clone() for part in layer] for layer in layers]
                 self._kept[name] = _Block([(keys, values) for keys, values in pieces], version)
 
@@ -223,6 +225,7 @@ class LLM:
         self.asked: list[Asked] = []
         self._length = max_model_len or self._model.config.max_position_embeddings
         self._worker = _worker_class(worker_cls, worker_extension_cls)(self._model)
+        # What TRL reads and calls of vLLM's engine, at the places where it looks for it.
         self.llm_engine = SimpleNamespace(
             model_executor=SimpleNamespace(driver_worker=self._worker),
             model_config=SimpleNamespace(max_model_len=self._length, dtype=self._model.dtype),
@@ -320,6 +323,7 @@ class LLM:
         text = self._tokenizer.decode(tokens, skip_special_tokens=True)
         if params.logprobs is None:
             return CompletionOutput(index, text, tokens, None, None, reason)
+        # What vLLM calls cumulative_logprob is of the tokens that were chosen alone.
         total = sum(candidates[token].logprob for candidates, token in zip(returned, tokens, strict=True))
         return CompletionOutput(index, text, tokens, returned, total, reason)
 
@@ -352,6 +356,7 @@ class LLM:
                 break
         # What was computed from a stale block is as stale as that.
         version = min(block.version for block in [*blocks, _Block((), self._model.version)])
+        # Without the last token: it was chosen, and never given to the network, so that nothing was computed of it.
         self._prefixes.keep([*prompt, *tokens[:-1]], past, version, len(blocks))
         stale = self._prefixes.size * sum(block.version < self._model.version for block in blocks)
         self.asked.append(Asked(list(prompt), list(tokens), logprobs, stale))

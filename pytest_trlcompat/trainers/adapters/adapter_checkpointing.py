@@ -20,6 +20,7 @@ __all__ = ["AdapterCheckpointingMixin", "checkpointing_keywords", "input_gradien
 
 def input_gradients_are_on(model: Any) -> bool:
     """Whether ``enable_input_require_grads`` was called on ``model``: its embeddings carry the hook of Transformers."""
+    # By the hook's name, make_inputs_require_grads: Transformers 4 keeps the handle also when the hook is removed.
     embeddings = model.get_input_embeddings()
     return any("require_grads" in getattr(hook, "__qualname__", "") for hook in embeddings._forward_hooks.values())
 
@@ -27,6 +28,7 @@ def input_gradients_are_on(model: Any) -> bool:
 def checkpointing_keywords(model: Any) -> dict[str, Any] | None:
     """The keywords that the layers of ``model`` checkpoint with, or ``None`` where no layer does."""
     for module in model.modules():
+        # A partial of torch.utils.checkpoint.checkpoint; Transformers binds gradient_checkpointing_kwargs to it.
         function = getattr(module, "_gradient_checkpointing_func", None)
         if function is not None and getattr(module, "gradient_checkpointing", False):
             return dict(getattr(function, "keywords", {}))

@@ -29,6 +29,7 @@ def without_tensor_parallelism(model: Any) -> Iterator[None]:
 
     Changes nothing where ``model`` has layers that are parallel, or where PEFT finds what it imports.
     """
+    # By this attribute of a layer PEFT decides whether it splits an adapter's weights.
     parallel = any(getattr(module, "_hf_tp_plan", None) is not None for module in model.modules())
     if parallel or _needless():
         yield

@@ -67,11 +67,13 @@ class AdapterReferenceMixin(Cure):
             super().__init__(*args, **kwargs)
 
     def _keeping(self, upstream: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(upstream)  # with the parameters, which another cure may ask for
+        # With the parameters, which another cure may ask for.
+        @functools.wraps(upstream)
         def __init__(instance: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it is one
             if instance is self:
                 import trl
 
+                # A user passes the model and the settings by position or by name.
                 arguments = inspect.signature(upstream).bind(instance, *args, **kwargs).arguments
                 policy, settings = arguments.get("model"), arguments.get("args") or trl.GRPOConfig
                 is_own = trains_adapters(policy) and arguments.get("peft_config") is None
@@ -81,7 +83,8 @@ class AdapterReferenceMixin(Cure):
                     self._given = policy
             upstream(instance, *args, **kwargs)
             if instance is self and self._given is not None:
-                self.ref_model = None  # under ZeRO-3 TRL has read one, which has no adapter either
+                # Under ZeRO-3 TRL has loaded a reference model, which has no adapter either.
+                self.ref_model = None
 
         return __init__
 
@@ -119,8 +122,10 @@ class AdapterReferenceMixin(Cure):
 
         @contextmanager
         def disable_adapter(policy: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+            # Reward functions may disable the adapter too, but later than TRL.
             is_trls = policy is self._given and not asked
             asked.append(policy)
+            # In this order: `_as_given` acts only on adapters that are disabled.
             with upstream(policy, *args, **kwargs), self._as_given() if is_trls else nullcontext():
                 yield
 
@@ -144,6 +149,7 @@ class AdapterReferenceMixin(Cure):
         try:
             yield
         finally:
+            # The caller is still within PEFT's `disable_adapter`, which enables the layers itself when it ends.
             policy.base_model.set_adapter(trained)
             policy.base_model.disable_adapter_layers()
             _train_only(policy, trainable)
@@ -190,6 +196,7 @@ def _disabled(policy: Any) -> list[bool]:
 def _does_nothing(policy: Any) -> bool:
     """Whether a ``PeftModel`` is the model without its adapter: a LoRA that nobody has trained yet."""
     config = policy.peft_config.get(str(policy.active_adapter))
+    # Trained biases change what the model computes, even where the LoRA's matrices do not.
     if config is None or config.peft_type != "LORA" or config.bias != "none":
         return False
     if any(getattr(config, name, None) for name in ("modules_to_save", "trainable_token_indices")):
@@ -197,6 +204,7 @@ def _does_nothing(policy: Any) -> bool:
     factors = [
         parameter for name, parameter in policy.named_parameters() if ".lora_B." in name or ".lora_embedding_B." in name
     ]
+    # Values that are not on this rank (on the meta device, or in other ranks' shards) may be anything.
     return bool(factors) and not any(factor.is_meta or not factor.numel() or factor.any() for factor in factors)
 
 
@@ -238,6 +246,7 @@ def _add_copy(policy: Any) -> None:
     del policy.peft_config[_NAME]
     named = dict(policy.named_parameters())
     for name, parameter in named.items():
+        # A dot at the end, because some names, `lora_embedding_A.default`, end with that of the adapter.
         if f".{trained}." in f"{name}.":
             _copy(parameter, named.get(f"{name}.".replace(f".{trained}.", f".{_NAME}.")[:-1]), name)
     _train_only(policy, trainable)
@@ -249,8 +258,10 @@ def _copy(parameter: Any, into: Any, name: str) -> None:
     if shapes is None or shapes[0] != shapes[1] or shards[0] != shards[1]:
         raise _error(f"a copy of {name}", "the second adapter has none, or one of another size")
     if parameter.is_meta or into.is_meta:
-        return  # another rank has it, and gives it to this one
+        # Another rank has it, and gives it to this one.
+        return
     if shards[0]:
+        # Each rank copies its own shard of ZeRO-3, so nothing has to be gathered.
         into.ds_tensor.copy_(parameter.ds_tensor)
     else:
         into.data = parameter.data.clone()

@@ -40,7 +40,8 @@ class AdapterSeedMixin(Cure):
             super().__init__(*args, **kwargs)
 
     def _seeding_first(self, upstream: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(upstream)  # with the parameters, which another cure may ask for
+        # With the parameters, which another cure may ask for.
+        @functools.wraps(upstream)
         def __init__(instance: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it is one
             if instance is self:
                 from transformers import TrainingArguments, set_seed

@@ -59,6 +59,7 @@ def _reenters(model: Any) -> bool:
 
 
 def _is_ddp(trainer: Any) -> bool:
+    # Accelerate has a type of DDP for each kind of device: MULTI_GPU, MULTI_CPU, MULTI_NPU. FSDP is another type.
     return str(getattr(trainer.accelerator.distributed_type, "value", "")).startswith("MULTI_")
 
 

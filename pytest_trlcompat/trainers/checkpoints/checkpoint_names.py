@@ -46,6 +46,7 @@ def _names_in(file: Path) -> frozenset[str]:
     if file.name == _PICKLED:
         import torch
 
+        # torch can map a file into memory only if it is a zip file, and refuses others.
         return frozenset(torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file)))
     from safetensors import safe_open
 
@@ -69,6 +70,7 @@ def load_weights(model: Any, folder: Path | str) -> int:
     foreign = saved_names(folder) - set(model.state_dict())
     if not foreign:
         return 0
+    # Other shapes are only reported, so that the error below can name the weight.
     loaded, report = type(model).from_pretrained(
         folder, config=copy.deepcopy(model.config), output_loading_info=True, ignore_mismatched_sizes=True
     )

@@ -75,6 +75,7 @@ def _keep_in_step(sampler: Any, passed: Callable[[], int], count: Callable[[], N
     class InStep(kind):
         def __iter__(self) -> Iterator[Any]:
             nonlocal drawn
+            # Asked here and not before: Trainer makes the sampler before it reads the checkpoint's state.
             while drawn < passed():
                 # The first element is enough: TRL's sampler draws the order of a whole epoch before it yields one.
                 next(iter(super().__iter__()), None)

@@ -154,6 +154,7 @@ def _to_dict(trainer: type, cures: Sequence[CureStatus]) -> dict[str, Any]:
 
 def _trainers_of(trainer: type) -> list[str]:
     """Which of TRL's trainers it is, as :data:`~pytest_trlcompat.trainers.curing.kinds.TRAINERS` calls them."""
+    # TRL called it PPOv2Trainer before 0.12.
     names = {base.__name__.replace("PPOv2Trainer", "PPOTrainer") for base in trainer.__mro__}
     return [name for name, cls in TRAINERS.items() if cls in names]
 

@@ -118,6 +118,7 @@ def _with_the_signature_of(trainer: type, name: str, cured_class: type) -> Calla
 
     @functools.wraps(getattr(trainer, name))
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # With arguments, since a function that no class body holds has no `__class__` for a bare super().
         return getattr(super(cured_class, self), name)(*args, **kwargs)
 
     return method

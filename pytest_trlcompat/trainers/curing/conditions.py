@@ -65,7 +65,8 @@ def fsdp_version(accelerator: Any) -> int | None:
 
     Accelerate without a device that it can shard on (plain CPU) has FSDP settings and does not use them.
     """
-    if accelerator.distributed_type != "FSDP":  # the value of DistributedType.FSDP, without importing Accelerate
+    # The value of DistributedType.FSDP, without importing Accelerate.
+    if accelerator.distributed_type != "FSDP":
         return None
     return getattr(accelerator.state.fsdp_plugin, "fsdp_version", None) or 1
 
@@ -78,6 +79,7 @@ def trains_adapters(model: Any) -> bool:
 def modules_held(trainer: Any) -> Iterator[Any]:
     """Every module of the models that a trainer holds, its own and those that it compares with, each once."""
     seen: set[int] = set()
+    # A copy, since the caller's code runs between two modules and may set attributes of the trainer.
     for value in list(vars(trainer).values()):
         if hasattr(value, "modules") and hasattr(value, "forward"):
             for module in value.modules():

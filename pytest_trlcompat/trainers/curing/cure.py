@@ -83,6 +83,7 @@ def check_order(cls: type) -> None:
     """
     behind = {base.__name__: number for number, base in enumerate(cls.__mro__) if is_ours(base)}
     for number, base in enumerate(cls.__mro__):
+        # Only what the class itself declares: the class that it inherits from is in the MRO as well.
         for other, reason in vars(base).get("_stands_before", {}).items():
             if behind.get(other, number) < number:
                 raise TypeError(
@@ -124,9 +125,11 @@ def _is_looked_at(point: PatchPoint, cls: type) -> bool:
         return True
     if point.module.startswith("trl.") and point.module.endswith("_trainer"):
         return False
-    if point.module.startswith("trl.generation."):  # imports vLLM, which takes seconds; a trainer that uses it has it
+    # To import one of these imports vLLM, which takes seconds; a trainer that uses it has it imported already.
+    if point.module.startswith("trl.generation."):
         return point.module in sys.modules
     bases = {base.__module__.partition(".")[0] for base in cls.__mro__}
+    # Every Trainer of Transformers imports Accelerate, though none of its bases is a class of Accelerate's.
     return point.package in {*bases, "accelerate"} or point.module in sys.modules
 
 
@@ -163,7 +166,8 @@ def _activity_of(cure: type[Cure], cls: type, trainer: Any = None) -> Activity:
         return cure._activity(cls, trainer)
     except CureError as error:
         return Activity(False, str(error))
-    except AttributeError as error:  # a trainer made otherwise; a list of cures must not end its training
+    except AttributeError as error:
+        # A trainer that was not made by our constructor lacks attributes; a list of cures must not end its training.
         if trainer is None:
             raise
         return Activity(None, f"cannot be seen: {error}")
@@ -194,6 +198,7 @@ class Cure:
         check_order(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # First what every training needs, before anything is built; then what depends on the trainer that was built.
         check_points(type(self))
         super().__init__(*args, **kwargs)
         check_points(type(self), self)

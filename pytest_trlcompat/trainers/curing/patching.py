@@ -59,6 +59,7 @@ class PatchPoint:
 
     def exists_in(self, version: str) -> bool:
         """Whether the table says that this release of its package has it."""
+        # TRL's main branch calls itself 1.17.0.dev0, which no specifier contains by default.
         return SpecifierSet(self.releases).contains(Version(version), prereleases=True)
 
 
@@ -84,7 +85,8 @@ def owner_of(point: PatchPoint, cure: str = "") -> ModuleType | type | None:
         *path, name = point.where.rpartition(":")[2].split(".")
         for part in path:
             owner = getattr(owner, part)
-            if isinstance(owner, type):  # a subclass may have taken its place in upstream's module
+            # A subclass may have taken the class's place in upstream's module, as patching libraries do.
+            if isinstance(owner, type):
                 known = (base for base in owner.__mro__ if (base.__module__, base.__name__) == (point.module, part))
                 owner = next(known, owner)
         if hasattr(owner, name):
@@ -93,6 +95,7 @@ def owner_of(point: PatchPoint, cure: str = "") -> ModuleType | type | None:
     except ImportError as error:
         cause = None if _is_missing(error, point.module) else error
     except AttributeError:
+        # A class on the way to the name is not there: the same as a missing name.
         pass
     if expected(point):
         why = f"its module cannot be imported: {type(cause).__name__}: {cause}" if cause else "it is not there"
@@ -138,8 +141,10 @@ class _Layer:
         self._owner, self._name = owner, name
 
     def put(self, function: Callable[..., Any]) -> None:
+        # Without its wrapper, a static method would be given the instance as first argument.
         static = isinstance(self._owner, type) and isinstance(vars(self._owner).get(self._name), staticmethod)
         self.function = functools.update_wrapper(function, self.beneath)
+        # After update_wrapper, which copies the attributes of the function beneath, its layer among them.
         setattr(function, _LAYER, self)
         setattr(self._owner, self._name, staticmethod(function) if static else function)
 
@@ -179,6 +184,7 @@ def _slot(owner: ModuleType | type, name: str) -> _Slot:
     """The slot of the dispatcher that stands there, which is put there if need be."""
     with _LOCK:
         layer = _layer_of(getattr(owner, name))
+        # A dispatcher that a class inherits stands on its base, and serves the other subclasses too.
         return layer if isinstance(layer, _Slot) and name in vars(owner) else _Slot(owner, name)
 
 
@@ -205,6 +211,7 @@ def replaced_in(points: Iterable[PatchPoint], make: Callable[[Any], Any], cure: 
     tokens = []
     try:
         for slot in slots:
+            # `make` may raise at a later slot: then the earlier ones are reset.
             tokens.append((slot, slot.current.set(make(slot.called()))))
         yield
     finally:

@@ -43,6 +43,7 @@ def write(path: Path = STUB) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=scratch)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
+    # mkstemp makes files that only their owner can read.
     os.chmod(temporary, 0o644)
     os.replace(temporary, path)
 

@@ -222,6 +222,7 @@ class AroundGeneration(Cure):
             changed = make(upstream)
 
             def unwrap_model_for_generation(*args: Any, **kwargs: Any) -> Any:
+                # TRL passes it second, by position or by name.
                 accelerator = kwargs.get("accelerator", args[1] if len(args) > 1 else None)
                 is_ours = accelerator is None or accelerator is self.accelerator
                 return (changed if is_ours else upstream)(*args, **kwargs)

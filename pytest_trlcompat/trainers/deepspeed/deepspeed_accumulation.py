@@ -107,10 +107,12 @@ def _add_up(optimizer: Any) -> None:
 
     def summed(parameters: Sequence[torch.nn.Parameter], dtype: torch.dtype) -> list[torch.Tensor]:
         gradients: list[torch.Tensor] = last(parameters, dtype)
+        # DeepSpeed passes the list of a group's parameters, and not the group's number.
         group = next(index for index, partition in enumerate(optimizer.params_in_partition) if partition is parameters)
         so_far = optimizer.all_grad_tensors.get(group)
         if so_far is None or optimizer.averaged_gradients.get(group) is not None:
-            return gradients  # the first, or what DeepSpeed adds itself
+            # The first micro-batch; or gradients that DeepSpeed adds to others itself.
+            return gradients
         return [accumulated.add_(gradient) for accumulated, gradient in zip(so_far, gradients, strict=True)]
 
     optimizer.get_all_grad_tensors = summed

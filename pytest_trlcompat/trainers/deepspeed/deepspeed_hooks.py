@@ -160,7 +160,8 @@ def _working(upstream: Callable[[Any], None]) -> Callable[[Any], None]:
     def add_hooks_and_forget_trace(engine: Any) -> None:
         try:
             upstream(engine)
-        except AttributeError as error:  # trl before 0.16 knows the old name alone, from 1.13 on the new one alone
+        except AttributeError as error:
+            # TRL before 0.16 knows only the old name, from 1.13 on only the new one.
             if error.name not in _NAMES:
                 raise
             add_hooks(engine)

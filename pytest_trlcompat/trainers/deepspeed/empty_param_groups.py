@@ -39,7 +39,8 @@ class EmptyParamGroupsMixin(Cure):
         if DEEPSPEED.holds(self) and groups is not None:
             before = len(groups)
             groups[:] = [group for group in groups if group["params"]]
-            self._dropped_groups = (self._dropped_groups or 0) + before - len(groups)  # asked for twice by some
+            # A sum, since some trainers ask for their optimizer twice.
+            self._dropped_groups = (self._dropped_groups or 0) + before - len(groups)
         return created
 
     @classmethod

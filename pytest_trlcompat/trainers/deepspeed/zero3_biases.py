@@ -61,6 +61,7 @@ def _trains_biases(trainer: Any) -> bool:
 _BIASES = Condition("with biases of frozen weights", "no bias of a frozen weight is trained", _trains_biases)
 
 
+# By identity, because tensors compare element by element; weak, so that a model can be freed.
 _cured = WeakIdKeyDictionary()
 """Parameters of the layers that get their gradients here, for a backward pass in whichever thread."""
 
@@ -86,9 +87,11 @@ def _working(upstream: Callable[..., Any]) -> Callable[..., Any]:
             return upstream(context, grad_output)
         except UnboundLocalError as error:
             _inputs, weight, _bias = context.saved_tensors
+            # The variable that DeepSpeed's backward reads for a bias and sets for a weight's gradient alone.
             if "'dim'" not in str(error) or weight not in _cured:
                 raise
         grad_input, grad_weight, _none = upstream(_WithoutBias(context), grad_output)
+        # (..., out_features) to (out_features,), the bias's shape.
         return grad_input, grad_weight, grad_output.sum(tuple(range(grad_output.dim() - 1)))
 
     return backward

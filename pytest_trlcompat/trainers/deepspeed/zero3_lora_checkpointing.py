@@ -58,7 +58,9 @@ class ZeRO3LoraCheckpointingMixin(Cure):
                 "gradient_checkpointing_kwargs has use_reentrant=False, with which adapters cannot be trained under "
                 "ZeRO-3 (transformers issue 47254); it is True now"
             )
-        self.args.gradient_checkpointing_kwargs = reentrant  # train() turns checkpointing on with them
+        # train() turns checkpointing on with them.
+        self.args.gradient_checkpointing_kwargs = reentrant
+        # TRL's constructor may have turned it on already.
         if checkpointing_keywords(self.model) not in (None, reentrant):
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=reentrant)
         if not input_gradients_are_on(self.model):

@@ -54,6 +54,7 @@ class ZeRO3MixedDtypesMixin(Cure):
 
 @contextmanager
 def _each_dtype_by_itself() -> Iterator[None]:
+    # `replaced` would import DeepSpeed, which trainings without it do not need.
     if ZERO3_GATHER.module not in sys.modules:
         yield
         return

@@ -61,6 +61,7 @@ class EvaluationMixin(Cure):
         inputs = trainer._prepare_inputs(inputs)
         with torch.no_grad(), trainer.compute_loss_context_manager():
             loss = trainer.compute_loss(model, inputs)
+        # Neither logits nor labels, as the prediction_step of later releases of TRL.
         return loss.mean().detach(), None, None
 
     def _prepare_inputs(self, inputs: Any) -> Any:
@@ -75,6 +76,7 @@ class EvaluationMixin(Cure):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         upstream: Any = super()
+        # TRL's own `log` knows an evaluation by the first name, too.
         evaluating = next(iter(logs), "").startswith("eval_")
         if evaluating and self._is_flat() and not function_uses(upstream.log, "startswith"):
             # trl 0.14.0 would log them under the names of training.
@@ -131,7 +133,8 @@ class EvaluationMixin(Cure):
         try:
             yield
         finally:
-            if self.control.should_evaluate == evaluating:  # no callback has decided otherwise meanwhile
+            # Unless a callback has decided otherwise meanwhile.
+            if self.control.should_evaluate == evaluating:
                 self.control.should_evaluate = not evaluating
 
     def _is_flat(self) -> bool:

@@ -46,6 +46,7 @@ class KTOEvaluationMixin(Cure):
         if not _exchanges(type(self)):
             return upstream._prepare_dataset(*args, **kwargs)
         bound = inspect.signature(upstream._prepare_dataset).bind(*args, **kwargs)
+        # By the order as well as the name: TRL names evaluations' datasets by the user's keys, and one may be "train".
         if not self._prepares_evaluations:
             if bound.arguments.get("dataset_name") != "train":
                 raise CureError(

@@ -106,6 +106,7 @@ _ROUNDED = Condition("in mixed precision", "FSDP2's policy rounds no outputs", _
 @contextmanager
 def _sharding_as_computed(trainer_class: type) -> Iterator[None]:
     points = (
+        # Accelerator.prepare calls the name that its module has imported; `fsdp_ref_model` calls the function itself.
         PREPARE_FSDP2_CALLED,
         patch_points.PREPARE_FSDP2,
         *points_of(trainer_class, patch_points.PREPARE_FSDP),

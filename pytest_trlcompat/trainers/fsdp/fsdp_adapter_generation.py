@@ -38,7 +38,8 @@ def gather_to_generate(model: nn.Module) -> None:
 
     if not isinstance(model, FSDPModule):
         raise ValueError(f"FSDP2 has not sharded this {type(model).__name__}; call fully_shard first")
-    if "generate" not in vars(model):  # where it is registered, the model has one of its own
+    # Where it is registered with FSDP already, the model has a `generate` of its own.
+    if "generate" not in vars(model):
         register_fsdp_forward_method(model, "generate")
 
 

@@ -132,6 +132,7 @@ class FSDPAdapterSaveMixin(Cure):
             return upstream._save_checkpoint(*args, **kwargs)
 
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        # The parameters are (resume_from_checkpoint, model=None).
         model = args[1] if len(args) > 1 else kwargs.get("model")
         loaded = self.model if model is None else model
         keys = keys_of_the_state_dict(loaded) if self._shards_adapters() else nullcontext()

@@ -46,6 +46,7 @@ def _without_cache(model: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _has_cache(config: Any) -> bool:
+    # With images, `use_cache` may be in the configuration of the language model alone.
     language = config.get_text_config() if hasattr(config, "get_text_config") else config
     return any(hasattr(part, "use_cache") for part in (config, language))
 

@@ -44,7 +44,8 @@ def root_parameters_gathered(model: nn.Module) -> Iterator[None]:
     if not isinstance(root, FullyShardedDataParallel):
         yield
         return
-    fsdp1._lazy_init(root, root)  # or the first unit below that is called takes itself for the root
+    # Else the first unit below that is called takes itself for the root.
+    fsdp1._lazy_init(root, root)
     handle: Any = root._handle
     # The root has no parameters of its own, or somebody has gathered them.
     if handle is None or handle._training_state == HandleTrainingState.SUMMON_FULL_PARAMS:
@@ -52,11 +53,13 @@ def root_parameters_gathered(model: nn.Module) -> Iterator[None]:
         return
     if handle._training_state != HandleTrainingState.IDLE:
         raise RuntimeError(f"asked to gather FSDP1's root within {handle._training_state}; do so between steps")
+    # The root's forward pass begins with it; `fsdp_gradients` says what is lost without.
     handle._reset_flat_param_grad_info_if_needed()
     free = handle.needs_unshard()
     stream = root._device_handle.current_stream()
     handle._training_state = HandleTrainingState.FORWARD  # what is gathered is for computing with it
     try:
+        # On the stream that computes, so that no stream has to wait for another one.
         fsdp1._unshard(root, handle, stream, stream)
         # Whoever summons the root's parameters meanwhile, as newer releases of TRL do, finds that they are there.
         handle._training_state = HandleTrainingState.SUMMON_FULL_PARAMS
@@ -146,11 +149,12 @@ _SUMMONED_WRONGLY = Condition(
 def _gathering(unwrap: Callable[..., Any]) -> Callable[..., Any]:
     @contextmanager
     def unwrap_model_for_generation(model: nn.Module, accelerator: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        # A ``PeftModel`` generates beneath the forward pass that Accelerate has put under autocast, and gives adapters
-        # inputs of the dtype in which their shards are stored.
+        # Twice: something may have unwrapped the compiled model before this step, and TRL's function unwraps it again.
         root_put_back(model, accelerator)
         with unwrap(model, accelerator, *args, **kwargs) as unwrapped:
             root_put_back(model, accelerator)
+            # A ``PeftModel`` generates beneath the forward pass that Accelerate has put under autocast, and gives
+            # adapters inputs of the dtype in which their shards are stored.
             with root_parameters_gathered(model), accelerator.autocast():
                 yield unwrapped
 

@@ -92,7 +92,8 @@ def shard_reference_model(model: nn.Module, accelerator: Any) -> nn.Module:
             f"asked to shard a reference model by FSDP, but the accelerator uses {accelerator.distributed_type}; "
             "configure FSDP (TrainingArguments(fsdp=...) or accelerate launch --use_fsdp) on a device it supports"
         )
-    compiled, model = model, beneath_compile(model)  # what is compiled is not sharded, nor compiled again
+    # What is compiled is not sharded, nor compiled again.
+    compiled, model = model, beneath_compile(model)
     model.requires_grad_(False)
     with _plugin_kept(accelerator.state.fsdp_plugin):
         sharded = (_shard_fsdp2 if version == 2 else _shard_fsdp1)(model, accelerator)
@@ -186,7 +187,8 @@ def _shard_fsdp2(model: nn.Module, accelerator: Any) -> nn.Module:
     plugin = accelerator.state.dynamo_plugin
     if plugin.backend.value == "NO":
         return sharded
-    return cast(nn.Module, torch.compile(sharded, **plugin.to_kwargs()))  # as prepare_model does under FSDP1
+    # As Accelerate's prepare_model does under FSDP1.
+    return cast(nn.Module, torch.compile(sharded, **plugin.to_kwargs()))
 
 
 class _WithoutUpcast:

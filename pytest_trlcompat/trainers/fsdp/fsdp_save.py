@@ -79,11 +79,13 @@ def state_dict_on_rank_0(model: nn.Module, device: torch.device) -> dict[str, to
         Names to tensors on the CPU on rank 0, nothing on the others.
     """
     copies: dict[int, torch.Tensor | None] = {}  # every rank must gather what is tied once
+    # The parameters themselves: of detached tensors nobody can see which are tied.
     named = model.state_dict(keep_vars=True)
     for tensor in named.values():
         if id(tensor) not in copies:
             whole = tensor.detach()
             if hasattr(whole, "full_tensor"):
+                # Offloaded shards lie on the host, where the accelerator's backend cannot gather.
                 whole = whole.to(device).full_tensor()
             copies[id(tensor)] = whole.cpu() if torch.distributed.get_rank() == 0 else None
     whole_by_name = {name: copies[id(tensor)] for name, tensor in named.items()}

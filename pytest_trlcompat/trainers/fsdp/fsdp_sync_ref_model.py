@@ -73,7 +73,8 @@ def mix_parameters(target: nn.Module, source: nn.Module, alpha: float) -> None:
             continue
         if _has_run(unit) and to.uses_sharded_strategy:  # NO_SHARD has nothing to free
             fsdp1._reshard(unit, to, True)
-        if of._use_orig_params:  # an optimizer may have put another tensor in a parameter's place
+        # An optimizer may have put another tensor in a parameter's place.
+        if of._use_orig_params:
             of._writeback_orig_params()
         with torch.no_grad():
             shard = _shard(unit)
@@ -160,6 +161,7 @@ class FSDPSyncRefModelMixin(Cure):
         super().__init__(*args, **kwargs)
         callbacks = self.callback_handler.callbacks
         for position, callback in enumerate(callbacks):
+            # Not a user's subclass, which may synchronise in another way.
             if type(callback) is SyncRefModelCallback:
                 callbacks[position] = FSDPSyncRefModelCallback(callback.ref_model, callback.accelerator)
 
@@ -201,6 +203,7 @@ def _has_run(unit: Any) -> bool:
 def _shard(unit: Any) -> torch.Tensor:
     """This rank's slice of a unit's parameters: of one dimension, padded, in the dtype that the optimizer sees."""
     flat = unit._handle.flat_param
+    # FSDP1 sets `_local_shard` when it prepares the first forward pass; from then on `data` may be gathered parameters.
     shard: torch.Tensor = flat._local_shard if _has_run(unit) else flat.data
     return shard
 

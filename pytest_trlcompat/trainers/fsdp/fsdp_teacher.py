@@ -6,8 +6,7 @@ the same device``.
 
 Under FSDP2 the cure shards it like the policy, as is right for a reference model; TRL gathers the weights of its output
 head, which it uses beside the forward pass, itself. Under FSDP1 nothing can gather them there, and the teacher is whole
-on every rank, as under DDP. Each rank gets the weights of rank 0, which alone has them with
-``cpu_ram_efficient_loading``.
+on every rank, as under DDP. Each rank gets the weights of rank 0.
 """
 
 from __future__ import annotations
@@ -52,6 +51,7 @@ class FSDPTeacherMixin(Cure):
         self._teacher_placed = False
         if FSDPTeacherMixin._activity(type(self), self).active:
             self.teacher_model = _placed(self.teacher_model, self.accelerator)
+            # Once placed, it does not meet the condition any more by which `_activity` answers.
             self._teacher_placed = True
 
     @classmethod
@@ -80,5 +80,6 @@ def _placed(teacher: nn.Module, accelerator: Any) -> nn.Module:
     teacher.requires_grad_(False)
     teacher.to(accelerator.device)
     for tensor in itertools.chain(teacher.parameters(), teacher.buffers()):
+        # With cpu_ram_efficient_loading rank 0 alone has the weights.
         torch.distributed.broadcast(tensor.data, src=0)
     return teacher.eval()

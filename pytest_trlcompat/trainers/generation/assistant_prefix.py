@@ -97,6 +97,7 @@ class AssistantPrefixMixin(Cure):
         def render_jinja_template(
             conversations: Any, *args: Any, continue_final_message: Any = False, **kwargs: Any
         ) -> Any:
+            # Transformers also takes objects that hold their `messages`.
             begun = [_is_begun(getattr(conversation, "messages", conversation)) for conversation in conversations]
             self._seen += sum(begun)
             if continue_final_message or not kwargs.get("add_generation_prompt") or not any(begun):

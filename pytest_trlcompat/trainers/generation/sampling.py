@@ -42,6 +42,7 @@ def sampling_preferences_set_aside(model: nn.Module, generation_config: Any) -> 
     The model's ``generation_config`` itself stays as it is, and is what is saved. Does nothing where it has no
     preferences of its own.
     """
+    # Not on the PeftModel, which forwards only reads: what is set on it would stay there.
     owner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
     original = owner.generation_config
     preferences = {name: getattr(generation_config, name, None) for name in _PREFERENCES}

@@ -66,6 +66,7 @@ def _has_table(model: Any) -> bool:
     length = getattr(model.config, "max_position_embeddings", None)
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     words = model.get_input_embeddings()
+    # Subclasses, as OPT has one, work out positions from the mask themselves.
     return any(
         type(table) is nn.Embedding and table.num_embeddings == length and table is not words for table in tables
     )
@@ -76,4 +77,5 @@ def _without_padding(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     is_given = kwargs.get("position_ids") is not None or kwargs.get("past_key_values") is not None
     if is_given or mask is None or mask.dim() != 2 or bool(mask[:, 0].all()):
         return None
+    # As `generate` counts them; those of the padding do not matter, since it is masked.
     return args, {**kwargs, "position_ids": (mask.long().cumsum(1) - 1).clamp(min=0)}

@@ -54,6 +54,7 @@ def in_float32(selective_log_softmax: Callable[..., Tensor]) -> Callable[..., Te
 
         # Computed again in the backward pass, so that no copy in float32 is kept for it.
         rows = [
+            # A log-softmax draws no random numbers whose state would have to be restored.
             checkpoint(of_row, logits[number : number + 1], number, use_reentrant=False, preserve_rng_state=False)
             for number in range(len(logits))
         ]

@@ -63,6 +63,7 @@ def logits_keyword(model: nn.Module, *, device: torch.device | str | None = None
         One of :data:`KEYWORDS`, or ``None`` when the model returns logits for all positions with either.
     """
     if model not in _answers:
+        # Two tokens, since of one the short logits and the full ones have the same shape.
         ids = torch.zeros((1, 2), dtype=torch.long, device=device or next(model.parameters()).device)
         _answers[model] = next((keyword for keyword in KEYWORDS if _honours(model, keyword, ids)), None)
     return _answers[model]
@@ -86,7 +87,8 @@ def completion_logits(
     Raises:
         LogitsShapeError: the model returned fewer than K + 1 positions, or something that is not ``(B, L, V)``.
     """
-    length = logits_to_keep + 1  # the logits at the last position predict a token beyond the sequence
+    # One more, because the logits at the last position predict a token beyond the sequence.
+    length = logits_to_keep + 1
     keyword = logits_keyword(model, device=input_ids.device)
     keywords = {} if keyword is None else {keyword: length}
     logits = model(input_ids=input_ids, attention_mask=attention_mask, **inputs, **keywords).logits
@@ -209,6 +211,7 @@ class LogitsToKeepMixin(Cure):
             for called in models:
                 # Asked here and not within a hook, where FSDP2 has gathered the parameters and would free them again.
                 keyword = logits_keyword(called, device=self.accelerator.device)
+                # The mask by a function, since TRL prepares the prompts only within compute_loss.
                 calls = _ClosureCalls(keyword, self.args.temperature, lambda: self._prompt_mask)
                 stack.enter_context(calls.corrected(called))
             return upstream.compute_loss(model, inputs, *args, **kwargs)
@@ -323,6 +326,7 @@ def _honours(model: nn.Module, keyword: str, ids: Tensor) -> bool:
 @contextmanager
 def dropout_off(model: nn.Module) -> Iterator[None]:
     """Put every module into eval mode for a while, so that a forward draws no random numbers."""
+    # One by one: `train()` would also switch modules that somebody keeps in eval mode.
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

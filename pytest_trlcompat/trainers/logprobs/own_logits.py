@@ -195,6 +195,7 @@ def _from_logits(
     labels = labels.to(logits.device)
     mask = labels != -100
     logits = (logits.float() if cast_to_fp32 or logits.dtype is not torch.float64 else logits) / temperature
+    # -100 is no place in the vocabulary; what is gathered there is masked below.
     targets = labels.clamp(min=0)[..., None]
     logps = logits.log_softmax(-1)
     values: dict[str, Callable[[], torch.Tensor]] = {

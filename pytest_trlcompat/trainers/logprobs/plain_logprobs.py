@@ -103,6 +103,7 @@ def _function(utils: Any) -> Any:
             scale: float = 1.0,
             outputs: tuple[str, ...] = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1"),
         ) -> tuple[torch.Tensor | None, ...]:
+            # So that the gradient of an output that nobody used is None, and nothing is computed for it.
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(hidden, weight, bias, targets)
             ctx.settings = (temperature, softcap, scale)
@@ -139,6 +140,7 @@ def _function(utils: Any) -> Any:
                     [gradients[index] for index in outputs_with_gradient],
                 )
             by_place = dict(zip(leaves, input_gradients, strict=True))
+            # No gradients for targets, temperature, chunk_size, softcap, scale and outputs.
             return (*(by_place.get(index) for index in range(3)), *[None] * 6)
 
     return PlainLogProbs

@@ -98,6 +98,7 @@ class EntropyBonusMixin(Cure):
     def _listening(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(upstream)
         def gather(accelerator: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            # TRL gathers the policy's loss, a scalar, to log it.
             if accelerator is self.accelerator and self._gathered is not None and getattr(tensor, "ndim", None) == 0:
                 self._gathered.append(tensor.detach())
             return upstream(accelerator, tensor, *args, **kwargs)
@@ -115,7 +116,9 @@ class EntropyBonusMixin(Cure):
 
     def _log_whole(self, logged: Any, micro: float, gathered: Any, steps: float) -> None:
         """Multiply what was logged, where it is the policy's part of this micro-batch: its share of the mean."""
+        # Of a loss of 0 nobody can say how often it was divided: what was seen last holds.
         if micro:
+            # `micro` is divided by the steps already: TRL divides again if it gathers just that number for its log.
             self._divided_twice = any(abs(float(value) - micro) <= 1e-4 * abs(micro) for value in gathered)
         if self._divided_twice:
             logged[-1] *= steps
@@ -138,4 +141,5 @@ def _weights(loss: Any, outputs: Any) -> Any:
     entropies = None if outputs is None else outputs[1]
     if not isinstance(entropies, torch.Tensor) or not entropies.requires_grad or not loss.requires_grad:
         return None
+    # The graph is kept, since the training's own backward pass is still to come.
     return torch.autograd.grad(loss, entropies, retain_graph=True, allow_unused=True)[0]

@@ -124,6 +124,7 @@ class ScaledBackward(Cure):
         """By what the loss was divided since ``compute_loss`` returned it: the reciprocal of its derivative."""
         derivative = None
         if losses and losses[-1].requires_grad and loss.requires_grad:
+            # The graph is kept, since the backward pass itself is still to come.
             (derivative,) = torch.autograd.grad(loss, losses[-1], retain_graph=True, allow_unused=True)
         if derivative is None:
             raise self._unseen("the loss that it was given was not made from what compute_loss returned")

@@ -79,8 +79,10 @@ def _average(parameters: list[Any]) -> None:
     from torch import distributed
 
     for parameter in parameters:
+        # Every rank has to take part in each collective, also with nothing to add.
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         distributed.all_reduce(gradient)
         gradient /= distributed.get_world_size()
+        # With a gradient on no rank it stays None: of a gradient of zeros AdamW would decay the weight.
         if parameter.grad is None and bool(gradient.any()):
             parameter.grad = gradient

@@ -68,6 +68,7 @@ class LigerNormalizerMixin(Cure):
             divided = divided * accumulated
         # What is counted is of a whole generation.
         tokens = inputs[_COUNT] * accumulated / self.args.steps_per_generation
+        # TRL counts the tokens of all ranks, and the strategy takes the mean of the ranks' gradients.
         return loss * divided * self.accelerator.num_processes / tokens
 
     @classmethod

@@ -58,6 +58,7 @@ def _dropped_masks(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if not getattr(trainer.args, "use_liger_kernel", False) or not hasattr(trainer.args, "completion_only_loss"):
         return
     before, after = _columns(_given_dataset(type(trainer), args, kwargs)), _columns(trainer.train_dataset)
+    # None, the default, means True where the dataset has completions.
     has_completions = {"completion", "completion_mask"} & before and trainer.args.completion_only_loss is not False
     if has_completions and "input_ids" in after and not {"completion_mask", "labels"} & after:
         yield "that completions alone are trained on"

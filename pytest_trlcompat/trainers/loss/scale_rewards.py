@@ -58,6 +58,7 @@ class ScaleRewardsMixin(Cure):
 def _mixes_up(cls: type) -> bool:
     """Whether TRL compares ``scale_rewards`` with the wrong names where it takes the group's deviation."""
     return any(
+        # The comparison `self.scale_rewards in (...)` keeps its tuple among the code's constants.
         _MIXED_UP in code.co_consts
         for package, defined, _ in definitions(cls, "_generate_and_score_completions")
         if package == "trl"

@@ -100,9 +100,8 @@ def _masks_before_it_counts(cls: type) -> bool:
     """Whether TRL leaves truncated completions out before it counts tokens, as from 1.9 on."""
     for _, defined, _ in definitions(cls, "_generate_and_score_completions"):
         for code in codes_of(defined):
-            mentions = [
-                str(instruction.argval) for instruction in dis.get_instructions(code)
-            ]  # Python 3.13 stores two names at once
+            # As texts, since one instruction of Python 3.13 may store two names.
+            mentions = [str(instruction.argval) for instruction in dis.get_instructions(code)]
             first = [
                 next((at for at, mention in enumerate(mentions) if name in mention), None)
                 for name in ("mask_truncated_completions", "num_items_in_batch")

@@ -65,6 +65,7 @@ class TrainerAccumulationMixin(ScaledBackward):
         if is_undivided or (_divides_twice(self._by_deepspeed()) and (not self._is_share or self._goes_on_upstream)):
             reported = super().training_step(*args, **kwargs)
             return self._divided_as_logged(reported) if is_undivided else reported
+        # Past ScaledBackward, which would multiply the loss.
         upstream: Any = super(ScaledBackward, self)
         return upstream.training_step(*args, **kwargs)
 

@@ -56,6 +56,7 @@ class PPOAcceleratorMixin(Cure):
     _needed: ClassVar = (DEEPSPEED,)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # PPOv2Trainer calls its first parameter `config`.
         settings = args[0] if args else kwargs.get("args", kwargs.get("config"))
         with accelerator_of_arguments(settings):
             super().__init__(*args, **kwargs)

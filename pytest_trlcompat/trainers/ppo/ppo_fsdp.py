@@ -119,7 +119,8 @@ class _Once:
 
     @contextmanager
     def _gather(self) -> Iterator[None]:
-        if self._gathered:  # up to trl 0.10 values are computed while the model is unwrapped
+        # Up to TRL 0.10 values are computed while the model is unwrapped, and so gathered already.
+        if self._gathered:
             yield
             return
         with root_parameters_unsharded(self._model):
@@ -156,6 +157,7 @@ def _made_for_fsdp(upstream: Callable[..., None]) -> Callable[..., None]:
         if AcceleratorState().distributed_type == DistributedType.FSDP:
             trainer_class: Any = type(self)
             self.__class__ = _for_fsdp(trainer_class)
+            # The value model has registered it, too: FSDP would wrap its layers a second time.
             del self._modules["critic_backbone"]
 
     return __init__

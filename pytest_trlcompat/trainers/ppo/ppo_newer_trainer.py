@@ -51,7 +51,8 @@ class PPONewerTrainerMixin(Cure):
     def _add_entries_of_callbacks(self) -> None:
         """As ``Trainer``'s constructor does; a callback that has its entry already keeps it."""
         entries = getattr(self.state, "stateful_callbacks", None)
-        if entries is not None:  # Transformers before 4.43 saves nothing of callbacks
+        # Transformers before 4.43 has none, and saves nothing of callbacks.
+        if entries is not None:
             for callback in (*self.callback_handler.callbacks, self.control):
                 if callable(getattr(callback, "state", None)):
                     entries.setdefault(type(callback).__name__, callback.state())

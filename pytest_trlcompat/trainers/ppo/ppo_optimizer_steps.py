@@ -80,6 +80,7 @@ class PPOOptimizerStepsMixin(Cure):
         counting = self.accelerator.gradient_state.plugin_kwargs
         before = dict(counting)
         counting.update(num_steps=micro_batches, sync_with_dataloader=False)
+        # Accelerate would go on counting in the midst of a mini-batch if an earlier loop has ended there.
         self.accelerator.step = 0
         try:
             yield
@@ -99,8 +100,10 @@ class PPOOptimizerStepsMixin(Cure):
         tables = self.accelerator.num_processes * settings.num_ppo_epochs * settings.num_mini_batches
         count, all_places = tables * filled, tables * places
         means = {name: logs[name] * places / filled for name in _MEANS}
+        # The sum of squares, to which empty places add nothing: (n - 1) variances plus n times the squared mean.
         squares = logs[_VARIANCE] * (all_places - 1) + all_places * logs[_MEAN_RATIO] ** 2
         variance = (squares - count * means[_MEAN_RATIO] ** 2) / (count - 1) if count > 1 else float("nan")
+        # Of one number torch's variance is NaN, too; rounding may take one of equal numbers below 0.
         return {**logs, **means, _VARIANCE: variance if count == 1 else max(variance, 0.0)}
 
 

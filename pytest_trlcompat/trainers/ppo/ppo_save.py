@@ -77,7 +77,8 @@ class PPOSaveMixin(Cure):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
-            self.deepspeed = self.model_wrapped = self.model  # upstream's train() does so, too late for an early save
+            # Upstream's train() does so, which is too late for whoever saves before it.
+            self.deepspeed = self.model_wrapped = self.model
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:

@@ -73,7 +73,8 @@ class PrecomputedReferenceMixin(Cure):
                 return upstream._precompute_ref_logps(dataset, *args, **kwargs)
             stack.enter_context(_caching())
             dataset_with_logps = upstream._precompute_ref_logps(self._from_files(dataset), *args, **kwargs)
-        self.accelerator.wait_for_everyone()  # to open them, before the first rank may end and delete them
+        # Every rank opens the files before the first one may end, and delete them.
+        self.accelerator.wait_for_everyone()
         return dataset_with_logps
 
     def _hashing(self) -> contextlib.AbstractContextManager[None]:
@@ -82,6 +83,7 @@ class PrecomputedReferenceMixin(Cure):
     def _of_whole_weights(self, upstream: Callable[[Any], str]) -> Callable[[Any], str]:
         @functools.wraps(upstream)
         def hash_module(module: Any) -> str:
+            # The parameters themselves: detached tensors have lost the attributes of ZeRO-3's.
             state = module.state_dict(keep_vars=True)
             if not any(map(_is_part, state.values())):
                 return upstream(module)
@@ -104,6 +106,7 @@ class PrecomputedReferenceMixin(Cure):
         if self.accelerator.is_main_process:
             shared = [tempfile.mkdtemp(prefix="trlcompat-"), dataset._fingerprint]
             weakref.finalize(self, shutil.rmtree, shared[0], ignore_errors=True)
+            # `save_to_disk` writes a format as JSON, and refuses one that is made by a function.
             dataset.with_format(None).save_to_disk(shared[0])
         folder, fingerprint = broadcast_object_list(shared, from_process=0)
         unseen = [rank for rank, seen in enumerate(gather_object([Path(folder).is_dir()])) if not seen]
@@ -120,7 +123,8 @@ class PrecomputedReferenceMixin(Cure):
         read, form = datasets.load_from_disk(folder), dataset.format
         columns = {"columns": form["columns"], "output_all_columns": form["output_all_columns"]}
         read = read.with_format(form["type"], **columns, **form["format_kwargs"])
-        read._fingerprint = fingerprint  # of the same rows; a format of a function would make another one on each rank
+        # The rows are the same, and so is the fingerprint; a format of a function would make another one on each rank.
+        read._fingerprint = fingerprint
         return read
 
     @classmethod

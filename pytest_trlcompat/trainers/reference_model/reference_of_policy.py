@@ -55,7 +55,8 @@ class ReferenceOfPolicyMixin(Cure):
             super().__init__(*args, **kwargs)
 
     def _seeing_the_policy(self, upstream: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(upstream)  # with the parameters, which another cure may ask for
+        # With the parameters, which another cure may ask for.
+        @functools.wraps(upstream)
         def __init__(instance: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it is one
             if instance is not self:
                 upstream(instance, *args, **kwargs)
@@ -102,6 +103,7 @@ def _with_weights_of(
 ) -> torch.nn.Module:
     """The reference model, or a copy of the policy where it is of another size."""
     reference_weights = _tensors(reference)
+    # Under ZeRO-3 each rank compares and copies its own shards.
     partitioned = {name: tensor.ds_tensor for name, tensor in weights.items() if hasattr(tensor, "ds_tensor")}
     weights = weights | partitioned
     reference_weights |= {
@@ -122,6 +124,7 @@ def _with_weights_of(
     with torch.no_grad():
         for name, parameter in reference_weights.items():
             if parameter.is_meta or weights[name].is_meta:
-                continue  # another rank has it, and gives it to this one
+                # Another rank has it, and gives it to this one.
+                continue
             parameter.copy_(weights[name])
     return reference

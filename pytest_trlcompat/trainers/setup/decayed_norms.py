@@ -58,6 +58,7 @@ class DecayedNormsMixin(Cure):
     def _but_norms(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
         def get_parameter_names(*args: Any, **kwargs: Any) -> Any:
             names = upstream(*args, **kwargs)
+            # The parameters are (model, forbidden_layer_types, forbidden_layer_names=None).
             asked = args[2] if len(args) > 2 else kwargs.get("forbidden_layer_names")
             if _names_norms(asked or ()):
                 return names

@@ -57,12 +57,14 @@ def parameters_of_fsdp1(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         for name, module in root.named_modules()
         if isinstance(module, FullyShardedDataParallel) and module is not root
     }
+    # A unit within another one is gathered together with it.
     outer = {name: unit for name, unit in units.items() if not any(name.startswith(f"{other}.") for other in units)}
     seen: set[str] = set()
     beneath = tuple(_bare(f"{name}.") for name in outer)
     # A layer of the root's own may have its adapter in units of their own.
     adapted = any(not f"{name}.".startswith(beneath) for name in layers)
     for prefix, unit, recurse in (("", root, adapted), *((f"{name}.", unit, True) for name, unit in outer.items())):
+        # Nothing is changed here, so FSDP1 need not copy it back into the shards.
         with FullyShardedDataParallel.summon_full_params(unit, recurse=recurse, writeback=False):
             for name, parameter in unit.named_parameters():
                 full = _bare(f"{prefix}{name}")
@@ -194,7 +196,8 @@ def _value(parameter: torch.Tensor, layer: Any) -> torch.Tensor:
         if adapter in layer.lora_A:
             value = value + layer.get_delta_weight(adapter).to(value.dtype)
             magnitude = getattr(layer, "lora_magnitude_vector", {})
-            if adapter in magnitude:  # DoRA: the length of each row is learned by itself
+            # DoRA: the length of each row is learned by itself.
+            if adapter in magnitude:
                 value = (magnitude[adapter].weight / value.norm(dim=1)).to(value.dtype).view(-1, 1) * value
     return value.detach()
 

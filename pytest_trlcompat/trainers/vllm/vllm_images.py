@@ -17,7 +17,7 @@ the development endpoints that TRL needs to hand over weights.
 
 A completion with the token that stands for an image has no image for it, so that the policy cannot be asked about it.
 Newer releases of TRL suppress that token where Transformers generates, and none does in vLLM. The cure does it by
-``logit_bias``, of which vLLM takes no less than -100, and looks at what was sampled.
+``logit_bias``, and looks at what was sampled.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ _IDS, _DATA = "prompt_token_ids", "multi_modal_data"
 _FORGET = "reset_encoder_cache"
 _TIMEOUT = 60.0
 """Seconds that a server has to forget images."""
+# The least bias that vLLM takes.
 _BIAS, _NEVER = "logit_bias", -100.0
 
 
@@ -83,7 +84,8 @@ class VLLMImagesMixin(Cure):
         if VLLMImagesMixin._activity(type(self), self).active:
             engine, image_token = _engine_of(self), self.processing_class.image_token_id
             _forget_images(self.vllm_generation, _forgetting(self, engine))
-            if image_token < self.model.config.get_text_config().vocab_size:  # vLLM refuses a bias for what it lacks
+            # vLLM refuses a bias for a token that it lacks.
+            if image_token < self.model.config.get_text_config().vocab_size:
                 _keep_from_sampling(self.vllm_generation, image_token)
             if engine is None:
                 _look_at_answers(self.vllm_generation, image_token)
@@ -216,6 +218,7 @@ def _with_placeholders(prompt: Any, image_token: int) -> Any:
     if not _has_images(prompt):
         return prompt
     ids = list(prompt[_IDS])
+    # At place 0 the slice is empty, where `ids[place - 1]` would be the last token.
     shortened = [
         token for place, token in enumerate(ids) if token != image_token or ids[place - 1 : place] != [image_token]
     ]
