@@ -112,6 +112,7 @@ def _read(path: Path, package: str, sha: str) -> CommitWheel:
         raw, _ = parse_email(archive.read(name))
     if canonicalize_name(raw.get("name", "")) != package:
         raise Untestable(f"commit {sha[:_DIGITS]} is one of {raw.get('name')}, not of {package}")
+    # A version has one local part, which is the commit's here; the sources may state another.
     public = Version(raw["version"]).public
     version = f"{public}+g{sha[:_DIGITS]}"
     return CommitWheel(path, package, public, version, tuple(raw.get("requires_dist", ())))

@@ -78,7 +78,8 @@ def _share(store: Path, cache: _Folder) -> int:
     folder, names = cache
     shared = 0
     for match in filter(None, map(_COMPILED.fullmatch, names)):
-        with contextlib.suppress(OSError):  # it was removed meanwhile, or cannot be linked
+        # It was removed meanwhile, or cannot be linked.
+        with contextlib.suppress(OSError):
             compiled = f"{folder}/{match[0]}"
             source = os.stat(f"{os.path.dirname(folder)}/{match['module']}.py", follow_symlinks=False)
             # A source with one link is of this environment alone, and a compiled module with several is shared already.

@@ -56,6 +56,7 @@ DeepSpeed needs ``nvidia-ml-py``.
 _OF_CUDA = re.compile(r"(cuda|nvidia)-.+")
 _HEADER = re.compile(r"^# (torch|date|wheel): (\S+)", re.MULTILINE)
 _LINE = re.compile(rf"(?P<release>{RELEASE.pattern})  # (?P<size>\d+) bytes")
+# Builds for CPUs assign None there, without quotes: ``cuda: Optional[str] = None``.
 _BUILT_FOR_CUDA = re.compile(r"^cuda\b[^=]*= *['\"]", re.MULTILINE)
 
 
@@ -151,6 +152,7 @@ def _resolve(torch: str, python: str, day: datetime.date | None = None) -> CudaL
             *WHEELS_ONLY,
         ],
         stdin=f"torch=={torch}",
+        # A wheel folder of the user's may hold a build for CPUs, which requires none of these.
         index_alone=True,
     )
     packages: dict[str, str] = {}

@@ -32,7 +32,8 @@ def announcement(matrix: Matrix, cells: Iterable[Cell], layout: Layout) -> str |
     try:
         missing = [need for python, releases in torches.items() for need in needs(releases, python, layout)]
     except Untestable:
-        missing = []  # the cell itself reports the reason when it runs
+        # The cell itself reports the reason when it runs.
+        missing = []
     if not missing:
         return None
     named = ", ".join(f"torch {need.torch} ({_gigabytes(need.size)})" for need in missing)

@@ -298,7 +298,8 @@ def _remove(root: Path, say: Say) -> bool:
     waiting = functools.partial(say, f"{root.name}: another process is building it; waiting")
     with explained_os_errors(), locked(root.with_suffix(".lock"), waiting), unless_in_use(_users(root)) as free:
         if free:
-            shutil.rmtree(root)  # its lock files stay, since another process may be waiting for them
+            # Its lock files stay, since another process may be waiting for them.
+            shutil.rmtree(root)
         return free
 
 
@@ -327,6 +328,7 @@ def _build(root: Path, interpreter: str, fill: Callable[[str], None], starting: 
 
 
 def _is_complete(root: Path) -> bool:
+    # The interpreter is a link, which leads nowhere once uv's Python has been removed.
     return (root / _STAMP).is_file() and (root / "bin" / "python").exists()
 
 
@@ -339,7 +341,8 @@ def _install_project(root: Path, layout: Layout) -> None:
     stamp = root / "trlcompat-project.txt"
     try:
         metadata = (layout.root / "pyproject.toml").read_text(encoding="utf-8")
-    except FileNotFoundError:  # nothing to install: processes of ours find the project on their path
+    except FileNotFoundError:
+        # Nothing to install: processes of ours find the project on their path.
         return
     digest = _digest(str(layout.root), metadata)
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == digest:

@@ -61,6 +61,7 @@ def in_use(path: Path) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_lock(path) as file:
+        # Waits where somebody removes it just now; who uses it looks afterwards whether it is there.
         fcntl.flock(file, fcntl.LOCK_SH)
         yield
 

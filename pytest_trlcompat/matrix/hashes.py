@@ -82,7 +82,8 @@ def of_pytorch_index(requirement: str, python: str, backend: str, options: Seque
     digests = tuple(sorted(set(_HASH.findall(answer))))
     if not digests:
         return None
-    release = answer.split()[0]  # with the local part of its version: torch==2.13.0+cpu
+    # With the local part of its version: torch==2.13.0+cpu.
+    release = answer.split()[0]
     _remember(path, python, {release: digests})
     return _line(release, digests)
 

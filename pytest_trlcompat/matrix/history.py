@@ -91,6 +91,7 @@ def pack(evidence: Evidence) -> bytes:
         "columns": columns,
         "cells": [_packed(cell, columns) for cell in evidence.cells],
     }
+    # Without mtime the time of writing would be part of the bytes.
     return gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0)
 
 

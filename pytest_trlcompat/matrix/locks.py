@@ -51,6 +51,7 @@ __all__ = [
     "strays",
 ]
 
+# uv's --exclude-newer holds for all packages; one is excepted by a day that never comes.
 _FOREVER = "9999-01-01T00:00:00Z"
 
 
@@ -237,6 +238,7 @@ def compile_versions(
     try:
         return _compile(matrix, requirements, date, preferred, left_out, needed, wheels)
     except Untestable as error:
+        # uv says this in words alone: its exit status is that of any conflict.
         torch = next((line for line in requirements if line.startswith("torch==")), "")
         if not torch or f"no version of {torch}+cpu" not in str(error):
             raise
@@ -293,6 +295,7 @@ def find_date(matrix: Matrix, cell: Cell) -> datetime.date:
         return _today()
     answer = uv_network_first(
         [
+            # Of uv's formats this one states when a file was uploaded.
             *("pip", "compile", "-", "--quiet", "--no-header", "--no-deps", "--format", "pylock.toml"),
             *("--python", matrix.python_of(cell)),
             *WHEELS_ONLY,
@@ -330,6 +333,7 @@ def _packages(answer: str) -> dict[str, str]:
 
 
 def _midnight(day: datetime.date) -> str:
+    # A day without a time would be one of this machine's time zone, and differ from machine to machine.
     return f"{day.isoformat()}T00:00:00Z"
 
 

@@ -121,6 +121,7 @@ def shard_of(cells: Sequence[Cell], cost: Mapping[str, float], shard: tuple[int,
     middle = statistics.median(cost.values()) if cost else 1.0
     heap = [(0.0, part) for part in range(1, parts + 1)]
     chosen: dict[str, int] = {}
+    # By id where costs are equal: every machine must come to the same parts.
     for cell in sorted(cells, key=lambda cell: (-cost.get(cell.id, middle), cell.id)):
         load, part = heapq.heappop(heap)
         chosen[cell.id] = part

@@ -50,7 +50,8 @@ class Sweep:
             (self._all / self.name).mkdir(parents=True, exist_ok=True)
             try:
                 (self._all / self.name / cell_id).touch()
-            except FileNotFoundError:  # a command that ended has just removed the folder, since it was empty
+            except FileNotFoundError:
+                # A command that ended has just removed the folder, since it was empty.
                 continue
             return
 
@@ -79,7 +80,8 @@ class Sweep:
         """
         locks = []
         for path in sorted(self.layout.results.glob("*.cell.json"), key=lambda path: path.stat().st_mtime):
-            with contextlib.suppress(MatrixError):  # a damaged sidecar is reported when its cell runs
+            # A damaged sidecar is reported when its cell runs.
+            with contextlib.suppress(MatrixError):
                 sidecar = read_sidecar(path)
                 if sidecar.sweep == self.name and sidecar.state != RUNNING and sidecar.date is not None:
                     locks.append(Lock(sidecar.id, parse_day(sidecar.date), sidecar.python or python, sidecar.lock, ""))

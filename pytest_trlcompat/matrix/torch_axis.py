@@ -154,4 +154,5 @@ def _pinned(matrix: Matrix, cell: Cell, torch: str, day: datetime.date | None) -
     if matrix.pins.get("torch") == torch:
         return dataclasses.replace(cell, pins=rest)
     pins = parse_pins(f"{package}={version}" for package, version in {**rest, "torch": torch}.items())
+    # As of the same day as before, so that nothing but torch and what it requires differs.
     return dataclasses.replace(cell, pins=pins, date=day)

@@ -110,6 +110,7 @@ def prune(layout: Layout, torches: Mapping[str, str]) -> list[str]:
             continue
         with _reserved(store):
             name, _, version = store.name.partition("==")
+            # Metadata have underscores where the name has hyphens (PEP 427).
             information = f"lib/python*/site-packages/{name.replace('-', '_')}-{version}*.dist-info"
             if not any(layout.environments.glob(f"cell-*/{information}")):
                 shutil.rmtree(store)
@@ -181,6 +182,7 @@ def _missing(torch: str, python: str, layout: Layout, counted: set[str]) -> int:
     Args:
         counted: packages that were counted before; those counted now are added.
     """
+    # An empty target: uv would not count what an environment has already.
     with tempfile.TemporaryDirectory() as folder:
         command = ["pip", "install", "--no-deps", "--python", python, "--target", folder]
         cached, is_cpu_build = _build(torch, command)

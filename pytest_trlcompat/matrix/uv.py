@@ -181,6 +181,7 @@ def torch_backend(environ: Mapping[str, str]) -> list[str]:
 
 
 def _may_hold_torch(link: str) -> bool:
+    # What a page on the network links to is not known without asking it.
     if "://" in link and not link.startswith("file://"):
         return True
     return any(Path(link.removeprefix("file://")).glob("torch-*.whl"))

@@ -100,6 +100,7 @@ def upload_day(files: Files) -> datetime.date:
 def _requires(files: Files, python: str) -> Iterator[str]:
     """The requirements on other packages of a cell."""
     wheel = next((file for file in files if file.package_type == "wheel"), None)
+    # DeepSpeed is published as sources alone, which declare nothing before they are built.
     if wheel is None:
         return
     with RemoteZip(wheel.url) as archive:

@@ -106,6 +106,7 @@ class Space:
         )
 
     def _trains(self, pair: Pair) -> bool:
+        # Pairs have their columns in ascending order, so TRL, the first one, never stands second.
         if self.train is None or (PACKAGES[pair[0]], PACKAGES[pair[2]]) != ("trl", "transformers"):
             return True
         lowest, highest = self.train[minor(pair[1])]

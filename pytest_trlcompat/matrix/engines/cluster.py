@@ -120,6 +120,7 @@ def _memory(options: RayOptions) -> int:
     """The memory of a cell, in bytes, after a look at what the nodes have."""
     memory = int(options.memory * GIB)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    # Ray would keep a task that fits no node waiting for ever.
     if not any(node.get("CPU", 0) >= options.cpus and node.get("memory", 0) >= memory for node in nodes):
         raise MatrixError(
             f"no node of the cluster has what a cell needs, {options.cpus:g} CPUs and {options.memory:g} GiB; there "

@@ -209,6 +209,7 @@ class LocalEngine:
     def _goes_on(self, run: _Run) -> bool:
         """Whether a cell whose processes have all ended gets one more."""
         killed = [status for status in run.statuses if status < 0]
+        # Exit statuses above 1 are pytest's own errors, which another process would meet as well.
         if not killed or len(killed) > _CRASHES or any(status > 1 for status in run.statuses):
             return False
         if run.table.groups is not None and len(run.table.seconds(run.groups)) == len(run.groups):
@@ -259,6 +260,7 @@ class LocalEngine:
 
     def _next(self) -> _Run | bool | None:
         """The cell that gets one more process; ``True``: one that waits; ``None``: none needs one."""
+        # The newest cell was added first, so it is the first that runs.
         if self._runs and self._runs[0].owes_first_answer():
             return self._runs[0]
         if self._waiting:
@@ -279,9 +281,11 @@ class LocalEngine:
                     self._start_process(run, place)
                     return
         except MatrixError as error:
+            # It is among them already where starting its process failed.
             self._runs = [run for run in self._runs if run.cell_id != cell.id]
             self._end(cell.id, error)
         except BaseException:
+            # Only where nothing was started: a run holds both until _leave, and has returned above.
             exits.close()
             place.give_back()
             raise
@@ -319,6 +323,7 @@ class LocalEngine:
             size = run.job.results.stat().st_size
             if size != run.read:
                 run.read = size
+                # Whatever is wrong with the file is reported when the cell ends.
                 answer.take(read_records(run.job.results))
         groups = run.table.groups
         if groups is not None:

@@ -216,6 +216,7 @@ def variables(task: NodeTask, cache: Path) -> dict[str, str]:
 @functools.cache
 def _at_the_start() -> Mapping[str, str]:
     """The variables with which this process was started."""
+    # Not os.environ, in which Ray has set variables since; the kernel keeps what the process began with.
     with open("/proc/self/environ", "rb") as file:
         entries = file.read().split(b"\0")
     return dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if entry)
@@ -232,6 +233,7 @@ def run_folder(cache: Path) -> Iterator[Path]:
                 shutil.rmtree(mark.with_suffix(""), ignore_errors=True)
                 mark.unlink(missing_ok=True)
     folder = runs / uuid.uuid4().hex
+    # Marked before it exists: what has no mark in use is taken for a killed run's, and removed.
     with in_use(folder.with_suffix(".used")):
         folder.mkdir()
         try:

@@ -122,5 +122,6 @@ class Places:
 
     def _has_room(self) -> bool:
         left = self.machine.cores - self.machine.busy_with_others() - len(self._taken)
+        # What those that have just begun are going to take still counts as free memory.
         growing = sum(time.monotonic() - place.since < _GROWING for place in self._taken)
         return left >= _LEAST and self.machine.free_memory() >= self.memory * (1 + growing)

@@ -63,6 +63,7 @@ def end_of(error: RayError) -> Lost | Failed | Cancelled:
         return Cancelled()
     if isinstance(error, RayTaskError):
         cause = error.cause
+        # ray.cancel raises KeyboardInterrupt within a task that runs.
         if isinstance(cause, (TaskCancelledError, KeyboardInterrupt)):
             return Cancelled()
         why = f"{type(cause).__name__}: {cause}"
@@ -87,6 +88,7 @@ def _program(task: NodeTask, module: str, text: str) -> tuple[str, ProgramEnd | 
     except NodeLost:
         raise
     except MatrixError as error:
+        # A result and no exception, from which the command would not learn which node it was.
         return node, Failed(str(error))
 
 
@@ -113,7 +115,8 @@ class RayPrograms(Generic[Key]):
     def next(self) -> tuple[Key, str, ProgramEnd | Lost | Failed | Cancelled]:
         """Wait for the end of one; with its key and the node that it had, as far as that is known."""
         ready: list[Any] = []
-        while not ready:  # for a moment each time, so that Ctrl-C is seen
+        # For a moment each time, so that Ctrl-C is seen.
+        while not ready:
             ready, _ = ray.wait(list(self._running), num_returns=1, timeout=1.0)
         (reference,) = ready
         key = self._running.pop(reference)

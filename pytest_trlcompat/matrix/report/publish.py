@@ -57,7 +57,8 @@ def publish(report: Report, layout: Layout, *, keep: bool = False) -> list[Path]
             publish, or a newer one was published already.
     """
     before = _load(layout) if keep else _standing(layout)
-    if report.cells or not keep:  # with nothing anew, what was published is held against the catalogue as it is now
+    # With nothing anew, what was published is held against the catalogue as it is now.
+    if report.cells or not keep:
         _check_sources(report)
     if keep:
         report = _with_kept(report, report_of(before)).judged_by(known_issues.load())
