@@ -123,6 +123,7 @@ class _Bisector:
 
     def _finish(self, index: int, done: Evaluation) -> None:
         candidate = self.candidates[index]
+        # Before anything else, since the next line may end the search, and no step is to be run twice.
         self.session.keep(candidate, done)
         self._define_signature()
         self._report(index, done.identity, done.observation, from_journal=done.reused is not None, reused=done.reused)

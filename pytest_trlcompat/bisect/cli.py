@@ -193,6 +193,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(parsed: argparse.Namespace, words: Sequence[str]) -> int:
+    # With --fresh the command that continues would first discard what it is to continue.
     again = [word for word in _without(words, ["--called-as"]) if word != "--fresh"]
     command = f"{parsed.called_as} {shlex.join(again)}"
     reproduce = f"trlcompat bisect {shlex.join(_anywhere(_without(again, _OF_THIS_MACHINE)))}"

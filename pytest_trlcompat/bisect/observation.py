@@ -37,6 +37,7 @@ _PYTEST_FRAME = re.compile(r"^(?P<path>\S+):\d+: in (?P<function>.+)$")
 _RAISED = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (?P<message>.*))?$")
 _COMMIT_FOLDER = re.compile(r"/(?:tree|installed)-[0-9a-f]{12}-[0-9a-f]+/")
 _HEADER = "Traceback (most recent call last):"
+# What torch's launcher, pytest and exception groups put before each line.
 _PREFIX = re.compile(r"^(?:\[?rank\s*\d+\]?:|E {1,3}|\|)\s?")
 
 _REPLACEMENTS = (

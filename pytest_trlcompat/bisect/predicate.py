@@ -174,6 +174,7 @@ class PytestPredicate(_CommandLine):
     def observe(self, context: ExecutionContext, work: Path) -> Observation:
         report, log = work / "junit.xml", work / "output.txt"
         python = sys.executable if context.environment is None else str(context.environment.python)
+        # fingerprint_of reads Python's own form of a traceback, hence --tb=native.
         command = [
             *(python, "-m", "pytest", "-p", "no:cacheprovider", "--tb=native", f"--junitxml={report}"),
             *(["-p", "trlcompat"] if context.environment is not None else []),
@@ -198,6 +199,7 @@ class PytestPredicate(_CommandLine):
             return Observation(reason=f"pytest's report cannot be read ({error}): {_end_of(log)}")
         for case in cases:
             name = "::".join(part for part in (case.get("classname"), case.get("name")) if part)
+            # Not with "or": an element without children counts as false.
             failure = case.find("failure") if case.find("failure") is not None else case.find("error")
             skipped = case.find("skipped")
             text = "" if failure is None else redacted(failure.text or "")

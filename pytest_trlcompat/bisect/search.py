@@ -249,7 +249,8 @@ def _most_informative(width: int, untested: Sequence[int], inconclusive: Sequenc
     # Within these ranks the budget suffices whatever the answer is.
     balanced = [rank for rank in range(count) if rank < half and count - 1 - rank < half]
     best = max(balanced, key=information)
-    if chance(best) < 0.25:  # probably inconclusive again: one extra test is cheaper than the whole range
+    # Probably inconclusive again: one extra test is cheaper than the whole range.
+    if chance(best) < 0.25:
         best = max(range(count), key=information)
     return untested[best]
 

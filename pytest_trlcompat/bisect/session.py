@@ -228,6 +228,7 @@ def observe(prepared: PreparedCandidate, predicate: Predicate, folder: Path, sta
         with prepared.context(build_messages.append) as context:
             built = time.monotonic()
             (folder / "work").mkdir(parents=True, exist_ok=True)
+            # By the number in its name leftovers knows whose run it was.
             work = Path(tempfile.mkdtemp(dir=folder / "work", prefix=f"run-{os.getpid()}-"))
             try:
                 observation = predicate.observe(context, work)

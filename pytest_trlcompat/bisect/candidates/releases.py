@@ -119,6 +119,7 @@ def list_releases(package: str, python: str, cache: Path) -> Listing:
     """
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     command = [
+        # pip lists what has a file for the Python that it runs on, so it runs on the one that is meant.
         *(find_uv(), "run", "--quiet", "--no-project", "--isolated", "--python", python, "--with", "pip"),
         *("python", "-m", "pip", "index", "versions", package, "--pre", "-vvv", "--disable-pip-version-check"),
     ]
