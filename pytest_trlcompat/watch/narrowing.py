@@ -115,13 +115,15 @@ def narrow(
     folder = layout.bisections
     narrowed = read_narrowed(change, folder, code_digest(layout))
     if narrowed is not None and narrowed.found:
-        return narrowed  # one that found nothing is tried again: it may have been the network, or the disk
+        # One that found nothing is tried again: it may have been the network, or the disk.
+        return narrowed
     command = [sys.executable, "-m", "pytest_trlcompat.bisect", *arguments]
     shown = f"trlcompat bisect {' '.join(_public(arguments))}"
     say(f"bisects: {change.sentence}")
     log = folder / f"{change.key}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    _json(folder, change).unlink(missing_ok=True)  # of other code, or of a search that found nothing
+    # What is there is of other code, or of a search that found nothing.
+    _json(folder, change).unlink(missing_ok=True)
     with open(log, "wb") as output:
         status = process.run(command, env=dict(os.environ), cwd=layout.root, output=output)
     write_whole(_code(folder, change), code_digest(layout) + "\n")
