@@ -141,6 +141,7 @@ def _is_problem(prediction: Prediction) -> bool:
 def _answers(issue: KnownIssue, is_problem: Judge) -> tuple[FixedReleases, ...]:
     together: dict[tuple[int, ...], list[str]] = {}
     for strategy in issue.labels():
+        # Strategies of which the same predictions speak have the same answer.
         key = tuple(n for n, prediction in enumerate(issue.predictions) if prediction.concerns("upstream", strategy))
         together.setdefault(key, []).append(strategy)
     answers: dict[tuple[str, ...], FixedReleases] = {}
@@ -190,7 +191,8 @@ def _largest_without(points: Iterable[Point], axes: Sequence[Axis]) -> set[Box]:
     for point in points:
         hit = {box for box in boxes if all(n in pieces for n, pieces in zip(point, box, strict=True))}
         parts = {part for box in hit for part in _without(box, point)}
-        boxes -= hit  # of these none lies in a part: it would have lain in the whole
+        # Of these none lies in a part: it would have lain in the whole.
+        boxes -= hit
         cut = boxes | parts
         boxes |= {part for part in parts if not any(part != other and _lies_in(part, other) for other in cut)}
     return boxes

@@ -310,7 +310,8 @@ class KnownIssue:
         labels = {strategy, kind(strategy)}
         if self.strategies:
             labels &= set(self.strategies)
-        if self.suite == FINDINGS:  # its labels are settings that show it, and others may
+        # Its labels are settings that show it, and other settings may show it as well.
+        if self.suite == FINDINGS:
             labels |= {label for label in self.strategies if kind(label) == kind(strategy)}
             anywhere = [self._first(here, subject, strategy, versions) for subject in SUBJECTS]
             if any(

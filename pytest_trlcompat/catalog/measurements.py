@@ -123,6 +123,7 @@ class Measurements:
             made_from: what changes with the evidence and the catalogue; empty in a wheel, where nothing changes.
         """
         document = {"made_from": made_from, **self._document}
+        # JSON would have what was asked for so far alone: the mapping makes the rest on demand.
         document["ways"] = {name: document["ways"][name] for name in self._first}
         return json.dumps(document, separators=(",", ":")) + "\n"
 

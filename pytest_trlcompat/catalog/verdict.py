@@ -297,6 +297,7 @@ def append_record(path: Path, record: Record) -> None:
         before = os.fstat(descriptor).st_size
         written = os.write(descriptor, data)
         if written != len(data):
+            # Without the lock another worker may have written its line behind this one.
             if is_alone:
                 os.ftruncate(descriptor, before)
             raise OSError(errno.ENOSPC, "no space left for a verdict", str(path))
