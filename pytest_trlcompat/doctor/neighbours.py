@@ -109,6 +109,7 @@ class Neighbours:
         for far in self.nearest_first(cells):
             beyond = nearer
             for older, newer in sides:
+                # Where the far cell has the stack's own version, any other will do: -1 has every bit.
                 beyond &= ~older if older >> far & 1 else ~newer if newer >> far & 1 else -1
             if beyond:
                 near = self.nearest(beyond)
