@@ -50,6 +50,7 @@ def read(folder: Path, kind: str = "") -> str | None:
         _trust.check_folder(path.parent)
         _trust.check_files(path.parent, [path.name])
         return _json_files.read_text(path)
+    # RuntimeError: the user has no home directory.
     except (OSError, RuntimeError, _trust.UntrustedError, _json_files.Unreadable):
         return None
 

@@ -14,7 +14,9 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, devices: Path = Path("
     """Number of NVIDIA GPUs that a process may use, counted without CUDA."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
+        # Slurm sets NoDevFiles for a job without GPUs.
         return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1", "NoDevFiles")])
+    # Numbered ones alone: nvidiactl and nvidia-uvm are no GPUs. Under WSL 2 there is one device, dxg, for all.
     return sum(node.name[6:].isdigit() for node in devices.glob("nvidia*")) or int((devices / "dxg").exists())
 
 

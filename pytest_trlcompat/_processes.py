@@ -25,6 +25,7 @@ __all__ = [
     "state_of",
 ]
 
+# Of linux/prctl.h: the standard library has no prctl(2).
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -34,6 +35,7 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
     """Have the kernel send this process a signal when ``parent``, its parent, ends; leave at once if it has already."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+        # It may have ended before the call, and the kernel then sends nothing.
         if os.getppid() != parent:
             os._exit(1)
 

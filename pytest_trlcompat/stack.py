@@ -166,6 +166,7 @@ def _contains(package: str, text: str, release: str | None) -> bool:
         version = Version(release)
     except InvalidVersion as error:
         raise RangeError(f"the version {release!r} of {package} is not a PEP 440 version") from error
+    # Otherwise a range would hold for a pre-release only if it names one itself.
     return _specifiers(text).contains(version, prereleases=True)
 
 
