@@ -129,10 +129,11 @@ def _is_of(compiled: str, source: os.stat_result) -> bool:
 
 
 def _replace(shared_file: Path, compiled: str) -> None:
-    """Atomically, since another process may be importing it."""
+    """Put a shared module in the place of an environment's own."""
     temporary = f"{compiled}.{os.getpid()}"
     os.link(shared_file, temporary)
     try:
+        # Atomically, since another process may be importing it.
         os.replace(temporary, compiled)
     finally:
         with contextlib.suppress(FileNotFoundError):

@@ -147,6 +147,7 @@ def _resolve(torch: str, python: str, day: datetime.date | None = None) -> CudaL
     day = day or datetime.datetime.now(datetime.timezone.utc).date()
     answer = uv_network_first(
         [
+            # Of uv's formats this one states the sizes of files.
             *("pip", "compile", "-", "--quiet", "--no-header", "--format", "pylock.toml", "--python", python),
             *("--exclude-newer", f"{day.isoformat()}T00:00:00Z"),
             *WHEELS_ONLY,

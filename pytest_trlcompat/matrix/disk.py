@@ -74,6 +74,7 @@ def free_space(
             break
         if finished_lock.digest not in {other.digest for other in in_demand} and remove(finished_lock, layout, say):
             say(f"{finished_lock.cell_id}: finished; its environment is removed to free disk space")
+            # Files that environments share by hard links take space until the last of these is gone.
             drop_unused(layout, say, in_demand)
 
 

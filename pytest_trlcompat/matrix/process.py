@@ -36,7 +36,7 @@ def run(
 ) -> int:
     """Run ``command`` to its end and return its exit status, negative for death by a signal.
 
-    The child leads its own process group, so that it gets Ctrl-C only from here, and once. On Ctrl-C, SIGTERM (which
+    On Ctrl-C, SIGTERM (which
     ``nox --parallel`` sends to its sessions) and SIGHUP it gets SIGINT, and is then killed together with all its
     descendants, including those in other process sessions.
 
@@ -132,6 +132,7 @@ def end(running: Sequence[Running], grace: float = _GRACE) -> None:
 
 def _lead_a_group(parent: int) -> Callable[[], None]:
     def prepare() -> None:
+        # A group of its own, so that it gets Ctrl-C only from here, and once.
         os.setpgid(0, 0)
         # In case this process is killed by SIGKILL, which it cannot handle.
         die_with_parent(parent, signal.SIGTERM)

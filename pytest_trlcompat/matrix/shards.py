@@ -98,6 +98,7 @@ def requested_shard(arguments: Sequence[str]) -> tuple[int, int] | None:
         MatrixError: it is no part.
     """
     for index, argument in enumerate(arguments):
+        # Without the parser, as in requested_pairwise: nox asks for sessions that other arguments belong to, too.
         if argument.partition("=")[0] == SHARD:
             text = argument.partition("=")[2] or "".join(arguments[index + 1 : index + 2])
             match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)

@@ -37,6 +37,7 @@ class Sweep:
     def __init__(self, layout: Layout, environ: MutableMapping[str, str] = os.environ) -> None:
         self.layout = layout
         self.outermost = self.VARIABLE not in environ
+        # _runs() reads the number of the process at the end of the name.
         self.name = environ.setdefault(self.VARIABLE, f"{int(time.time())}-{os.getpid()}")
         self._all = layout.results / ".sweeps"
 
@@ -89,6 +90,7 @@ class Sweep:
 
     def close(self) -> None:
         """End the command. If a cell is still running, it was interrupted, and its folder stays."""
+        # The folder to which a cell refers is how was_interrupted() knows that its sweep was.
         referred = {sidecar.sweep for sidecar in read_sidecars(self.layout)} - {self.name}
         for folder in self._all.glob("*"):
             if folder.name not in referred and (folder.name == self.name or not _runs(folder.name)):

@@ -44,6 +44,7 @@ _LINES = 30
 _DISK_FULL = f"(os error {errno.ENOSPC})"
 # uv draws a tree: multiplication sign, box drawing, triangle.
 _ORNAMENT = re.compile(r"^(?:error:|cause:|[\u00d7\u2500-\u257f\u25b6\s]+)\s*")
+# uv has no exit status of its own for a network that is not there.
 _NETWORK = re.compile(r"failed to fetch|connect|dns error|timed out|network|tls|error sending request", re.IGNORECASE)
 
 
@@ -92,6 +93,7 @@ def uv_would_install(arguments: Sequence[str]) -> str | None:
         arguments: without ``--quiet``.
     """
     try:
+        # uv tells people on standard error what it would do.
         output = _run([*arguments, "--dry-run"], None, offline=True, index_alone=False).stderr
     except Untestable:
         return None

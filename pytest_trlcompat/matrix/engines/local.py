@@ -185,6 +185,7 @@ class LocalEngine:
 
     def stop(self) -> None:
         """End what runs; its finished verdicts are kept."""
+        # Emptied first: the session calls this again at its end, and finds nothing left to end.
         runs, self._runs, self._waiting = self._runs, [], []
         with process.deferred_signals():
             process.end([each.running for run in runs for each in run.processes])
@@ -226,6 +227,7 @@ class LocalEngine:
         done = run.table.seconds(run.groups)
         missing = [group.name for group in run.groups if group.name not in done]
         with contextlib.suppress(OSError):
+            # Only the order of the next run depends on them.
             keep_group_seconds(self.sweep.layout, run.cell_id, done)
         try:
             outcome: Outcome | MatrixError = run.job.finish(_status(run, bool(missing)), _shortfall(run, missing))
@@ -299,6 +301,7 @@ class LocalEngine:
         is_newest = job.cell.id == self.newest
         table = GroupTable(self.folder / job.cell.id)
         shutil.rmtree(table.folder, ignore_errors=True)  # of a command that was killed
+        # Before the first process starts, which reads it when it has collected its tests.
         table.plan(known_seconds(self.sweep.layout, job.cell.id), first_answer=is_newest)
         run = _Run(job, table, exits, first_answer=FirstAnswer(job.cell.id, self.say) if is_newest else None)
         self._runs.append(run)

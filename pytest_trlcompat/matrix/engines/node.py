@@ -183,6 +183,7 @@ def interpreter(cache: Path, requirements: Sequence[str]) -> Path:
             shutil.rmtree(root, ignore_errors=True)
             for command in (
                 [sys.executable, "-m", "venv", str(root)],
+                # Wheels alone: building runs code of the package's own.
                 [str(python), "-m", "pip", "install", "--quiet", "--only-binary", ":all:", *requirements],
             ):
                 done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)

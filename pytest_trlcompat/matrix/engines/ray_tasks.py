@@ -134,6 +134,7 @@ class RayPrograms(Generic[Key]):
             del self._running[reference]
 
 
+# Without CPUs it need not wait until cells have ended.
 @ray.remote(num_cpus=0, max_retries=1)  # type: ignore[untyped-decorator, unused-ignore]
 def _report(cache: str | None, requirements: Sequence[str], files: str | None, of_its_own: bool) -> NodeReport:
     node = ray.get_runtime_context().get_node_id()
@@ -143,8 +144,6 @@ def _report(cache: str | None, requirements: Sequence[str], files: str | None, o
 def node_reports(task: NodeTask) -> list[NodeReport]:
     """What the nodes that have CPUs say of themselves; of one that does not, why, as its problem.
 
-    Those of one machine one after the other: they share a folder, into which each would unpack this project's files.
-
     Raises:
         MatrixError: this project's files cannot be sent.
     """
@@ -153,6 +152,7 @@ def node_reports(task: NodeTask) -> list[NodeReport]:
         if node["Alive"] and node["Resources"].get("CPU"):
             host = node["NodeManagerHostname"]
             machines.setdefault(host, []).append(NodeReport(node["NodeID"], host, cache=""))
+    # Those of one machine one after the other: they share a folder, into which each would unpack this project's files.
     rounds = itertools.zip_longest(*machines.values())
     return [report for nodes in rounds for report in _ask([node for node in nodes if node], task)]
 
@@ -180,4 +180,5 @@ def _ask(nodes: Sequence[NodeReport], task: NodeTask) -> Iterator[NodeReport]:
 
 def _on(node: str) -> Any:
     """The task that asks a node."""
+    # Not softly: on another node the answer would be about that one.
     return _report.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))

@@ -169,10 +169,11 @@ def pages_of_evidence(layout: Layout) -> Mapping[Path, str]:
 
 
 def _standing(layout: Layout) -> Evidence:
-    """What is published; none where that cannot be read, since to publish again is what then helps."""
+    """What is published; none where that cannot be read."""
     try:
         return load(layout.evidence)
     except EvidenceError:
+        # To publish again is what helps then.
         return Evidence()
 
 
