@@ -111,6 +111,7 @@ class _Bisector:
         """This step's candidate, and those that would come next after either answer."""
         planned, futures = [step.index], [(step.index, votes)]
         while futures and len(planned) < self.session.jobs:
+            # Breadth first: the sooner a test may come, the likelier it is needed.
             index, known = futures.pop(0)
             for answer in (Answer.GOOD, Answer.BAD):
                 # As doubtful as a real answer is at least.
@@ -119,6 +120,7 @@ class _Bisector:
                 if isinstance(then, NextTest) and then.index not in planned and not then.again:
                     planned.append(then.index)
                     futures.append((then.index, assumed))
+        # The last candidate may have brought one for either answer.
         return planned[: self.session.jobs]
 
     def _finish(self, index: int, done: Evaluation) -> None:

@@ -129,7 +129,8 @@ class Journal:
                 raise
 
     def _locked(self) -> AbstractContextManager[None]:
-        """A file of its own in the same folder, since a repaired journal is another file than before."""
+        """Keep other commands from the journal for a block."""
+        # A file of its own in the same folder, since a repaired journal is another file than before.
         return locked(self.folder / ".steps.lock")
 
     def _read(self) -> None:

@@ -154,12 +154,10 @@ class Observation:
 
 
 def same_failure(failure: Fingerprint, other: Fingerprint) -> bool:
-    """Whether two failures are the same one.
-
-    Functions are renamed and moved from release to release, so the location decides only where the message is short.
-    """
+    """Whether two failures are the same one."""
     if (failure.kind, failure.message) != (other.kind, other.message):
         return False
+    # Functions are renamed and moved from release to release: the location decides only where the message is short.
     if len(failure.message.split()) >= _DISTINCTIVE_WORDS or not failure.frames or not other.frames:
         return True
     return failure.frames[0] == other.frames[0]
@@ -217,6 +215,7 @@ def _rest_of_message(lines: Sequence[str]) -> list[str]:
     """The further lines of a message of several, up to the first empty one."""
     rest = []
     for line in lines:
+        # pytest's rules and its summary may follow a message at once.
         if not line.strip() or line.startswith(("=", "-", "FAILED", "ERROR")):
             break
         rest.append(line)

@@ -118,11 +118,12 @@ class IssuePredicate:
 
 
 def _of_verdict(record: Record) -> Fingerprint:
-    """The verdict itself, since the suite recognises the known symptom. For another failure: its exception.
+    """The verdict itself; for another failure than the known symptom its exception.
 
     The fingerprint is the same whether or not the catalogue explains the failure there by an issue that blocks.
     """
     if record.verdict not in (Verdict.ERROR, Verdict.BLOCKED):
+        # The suite has recognised the known symptom.
         return Fingerprint(record.verdict.value)
     evidence = record.evidence
     fingerprint = fingerprint_of(str(evidence.get("traceback", evidence.get("launch", ""))), "error")

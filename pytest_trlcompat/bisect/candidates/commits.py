@@ -132,6 +132,7 @@ class Clone:
         ``first`` must be an ancestor of ``last``.
         """
         answer = self._git("log", "--first-parent", "--reverse", "--format=%H%x09%cs%x09%s", f"{first}..{last}", "--")
+        # git's range leaves out the commit at which it begins.
         return [self.commit(first), *(Commit(*line.split("\t", 2)) for line in answer.splitlines())]
 
     @contextlib.contextmanager
@@ -297,7 +298,8 @@ class Commits:
             self.clone.remove_worktrees(self.work.resolve(), own_too=True)
 
     def _worktree_folder(self, commit: Commit) -> Path:
-        """Of this process alone: two commands may need the files of the same commit at the same time."""
+        """Where the files of a commit are for this process."""
+        # Not for others: two commands may need the files of the same commit at the same time.
         return self.work / f"tree-{commit.sha[:12]}-{os.getpid()}"
 
     def _unique_name(self, commit: Commit) -> str:
