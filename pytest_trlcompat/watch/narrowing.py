@@ -126,6 +126,7 @@ def narrow(
     _json(folder, change).unlink(missing_ok=True)
     with open(log, "wb") as output:
         status = process.run(command, env=dict(os.environ), cwd=layout.root, output=output)
+    # Only now: a result without it is not believed, so that a bisection that was stopped has found nothing.
     write_whole(_code(folder, change), code_digest(layout) + "\n")
     narrowed = read_narrowed(change, folder, code_digest(layout)) if status == 0 else None
     if narrowed is None:

@@ -98,6 +98,7 @@ def _alone(matrix: Matrix, layout: Layout, known: Known, release: Release) -> Wa
     preferred = [line for line in base.requirements if line.partition("==")[0] != release.package]
     asked = matrix.requirements(Cell({release.package: release.version}, date))
     try:
+        # The newest known stack may have packages that came later than this release.
         packages = compile_versions(matrix, asked, max(date, base.date), preferred)
     except Unreachable:
         raise
