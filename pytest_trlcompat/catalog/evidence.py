@@ -126,6 +126,7 @@ class MeasuredCell:
             by: of ``blocked`` the known issue that must have stopped the suite; empty for any.
         """
         measured = self.verdicts.get(key)
+        # Before failures were attributed, one that another issue had caused was an error as well; see the module.
         if verdict is Verdict.BLOCKED and measured is Verdict.ERROR:
             return not self.attributed
         if measured is Verdict.BLOCKED and by and self.blocked_by.get(key, by) != by:
@@ -158,9 +159,10 @@ class Evidence:
         return frozenset((issue, strategy) for cell in self.cells for issue, _, strategy in cell.verdicts)
 
     def to_json(self) -> str:
-        """One line for each cell, so that a new sweep reads well in a diff."""
+        """As its file has it; see :meth:`from_json`."""
         # Without its closing brace: the cells follow, each on a line of its own.
         head = json.dumps({"schema": _SCHEMA, "date": self.date, "torch": self.torches})[:-1]
+        # A line for each cell, so that a new sweep reads well in a diff.
         cells = ",\n".join(json.dumps(_to_dict(cell)) for cell in self.cells)
         return f'{head}, "cells": [\n{cells}\n]}}\n'
 
