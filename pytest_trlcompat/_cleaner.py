@@ -45,6 +45,7 @@ class OwnFolder:
         try:
             self._cleaner = subprocess.Popen(
                 [
+                    # Isolated: it imports the standard library and this package, whatever else is installed or set.
                     *(sys.executable, "-I", "-S", "-c", _CODE, str(Path(__file__).parents[1])),
                     *(str(watched), str(path), self._identity, mark),
                 ],

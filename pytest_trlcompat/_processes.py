@@ -66,18 +66,14 @@ def state_of(pid: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process has not ended; a zombie, for which its parent has not yet waited, has.
-
-    An orphan's parent is init, which may take its time in a container.
-    """
+    """Whether a process has not ended; a zombie, for which its parent has not yet waited, has."""
+    # An orphan's parent is init, which may take its time in a container.
     return state_of(pid) not in ("", "Z", "X")
 
 
 def marked(mark: str) -> list[int]:
-    """Every other process whose environment contains ``mark``, a text ``NAME=value``.
-
-    Descendants inherit a variable, whatever their process group or session.
-    """
+    """Every other process whose environment contains ``mark``, a text ``NAME=value``."""
+    # Descendants inherit a variable, whatever their process group or session.
     variable, pids = mark.encode(), []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         pid = int(entry.parent.name)
@@ -113,12 +109,10 @@ def kill_marked(mark: str) -> None:
 
 
 def beyond_standard(descriptor: int) -> int:
-    """A descriptor of the same file that is none of the three standard ones; ``descriptor`` itself is closed.
-
-    Where standard streams are closed, a new file gets their numbers, and a child process would replace it by its own
-    standard streams.
-    """
+    """A descriptor of the same file that is none of the three standard ones; ``descriptor`` itself is closed."""
     try:
+        # Where standard streams are closed, a new file gets their numbers, and a child process would replace it by its
+        # own standard streams.
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
     finally:
         os.close(descriptor)

@@ -128,13 +128,11 @@ def packages_digest(python: str, distributions: Mapping[str, str]) -> str:
 
 
 def of_this_process() -> Provenance:
-    """The provenance of the running process: of the package that it has imported and the distributions on its path.
-
-    Read once for each path and settings, since a suite has thousands of verdicts.
-    """
+    """The provenance of the running process: of the package that it has imported and the distributions on its path."""
     return _of_process(tuple(sys.path), tuple(_settings(os.environ)))
 
 
+# Once for each path and settings: a suite has thousands of verdicts.
 @functools.cache
 def _of_process(path: tuple[str, ...], settings: tuple[tuple[str, str], ...]) -> Provenance:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -91,9 +91,10 @@ def installed() -> dict[str, str]:
     return dict(_found(tuple(sys.path)))
 
 
+# Every test needs the versions, and parsing seven files of metadata is slow.
 @functools.cache
 def _found(path: tuple[str, ...]) -> dict[str, str]:
-    """Cached for each search path: every test needs the versions, and parsing seven metadata files is slow."""
+    """The versions on a search path."""
     from importlib import metadata  # slow: it imports the parser of mails; questions about another stack do not need it
 
     versions = {}
@@ -130,9 +131,10 @@ def check_ranges(ranges: Mapping[str, object]) -> dict[str, SpecifierSet]:
     return parsed
 
 
+# The catalogue uses the same ranges many times.
 @functools.cache
 def _specifiers(text: str) -> SpecifierSet:
-    """Cached, because the catalogue uses the same ranges many times."""
+    """A range as ``packaging`` reads it."""
     from packaging.specifiers import SpecifierSet  # importing it takes as long as everything else here
 
     return SpecifierSet(text)
