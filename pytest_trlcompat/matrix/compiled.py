@@ -136,6 +136,7 @@ def _replace(shared_file: Path, compiled: str) -> None:
         # Atomically, since another process may be importing it.
         os.replace(temporary, compiled)
     finally:
+        # It is gone where os.replace has moved it.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
 

@@ -153,6 +153,7 @@ class CellJob:
             reservations.enter_context(reserved(lock, layout))
             self._environment = ensure(lock, layout, self.say)
         except DiskFull as error:
+            # Not the fault of the cell, with which the same command goes on.
             self._write(INTERRUPTED, str(error))
             return self._ended(Outcome(self.sidecar, (), out_of_space=True))
         except Untestable as error:

@@ -141,6 +141,7 @@ def costs(layout: Layout) -> dict[str, float]:
     try:
         cells = load(layout.evidence).cells
     except EvidenceError:
+        # Cells of which nothing is known count as the middle one does, see shard_of.
         cells = ()
     verdicts = {cell.id: sum(verdict is not Verdict.ABSENT for verdict in cell.verdicts.values()) for cell in cells}
     both = [name for name in seconds if verdicts.get(name)]

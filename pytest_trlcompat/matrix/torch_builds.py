@@ -171,6 +171,7 @@ def _installed_offline(command: Sequence[str], lines: str) -> bool:
 def _from_store(store: Path, command: Sequence[str], line: str) -> None:
     try:
         uv_cached_first([*command, *_HASHED, "--cache-dir", str(store)], stdin=line)
+    # A part must not stay: where the folder is there, the whole package counts as there.
     except DiskFull:
         shutil.rmtree(store, ignore_errors=True)
         raise

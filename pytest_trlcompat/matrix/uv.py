@@ -95,6 +95,7 @@ def uv_would_install(arguments: Sequence[str]) -> str | None:
     try:
         # uv tells people on standard error what it would do.
         output = _run([*arguments, "--dry-run"], None, offline=True, index_alone=False).stderr
+    # Without the network it is an error that the cache lacks something.
     except Untestable:
         return None
     return None if "Would download" in output else output

@@ -68,6 +68,7 @@ class Space:
     @functools.cached_property
     def possible(self) -> frozenset[Pair]:
         """Those of them that stand in some whole row: what an array can cover."""
+        # What two packages allow each other, the rest may forbid in every whole row.
         return frozenset(pair for pair in self.allowed if self._completes({pair[0]: pair[1], pair[2]: pair[3]}, 0))
 
     def holds(self, row: Sequence[str]) -> bool:

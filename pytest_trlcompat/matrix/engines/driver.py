@@ -114,6 +114,7 @@ class Driver:
                     self._submit(run, fresh=fresh)
                 for cell_id, event in self.streams.poll(_WAIT):
                     self._handle(self._runs[cell_id], event, progress)
+        # Also Ctrl-C: nothing goes on running, and finished verdicts are kept.
         except BaseException:
             self._stop()
             raise

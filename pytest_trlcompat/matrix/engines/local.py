@@ -172,6 +172,7 @@ class LocalEngine:
                         self._show()
                     if cell_id not in self._ends:
                         time.sleep(_PAUSE)
+        # Also Ctrl-C: nothing goes on running, and finished verdicts are kept.
         except BaseException:
             self.stop()
             raise
@@ -190,6 +191,7 @@ class LocalEngine:
         with process.deferred_signals():
             process.end([each.running for run in runs for each in run.processes])
             for run in runs:
+                # The cells after this one are to be stopped as well.
                 with contextlib.suppress(MatrixError, OSError):
                     run.job.stop()
                 self._leave(run)
@@ -232,6 +234,7 @@ class LocalEngine:
         try:
             outcome: Outcome | MatrixError = run.job.finish(_status(run, bool(missing)), _shortfall(run, missing))
         except MatrixError as error:
+            # The cell's own session raises it, when its turn has come.
             outcome = error
         self._end(run.cell_id, outcome, [_tail(path) for path in run.outputs])
         self._runs.remove(run)

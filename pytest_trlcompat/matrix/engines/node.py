@@ -138,6 +138,7 @@ def report(
         if not (os.environ.get("CXX") or any(map(shutil.which, _COMPILERS))):
             problem = "there is no C++ compiler; install one, such as g++"
     except (MatrixError, OSError) as error:
+        # Told and not raised, since other nodes may be able to run cells.
         problem = str(error)
     environments = built(NodeLayout(PROJECT, cache, cache))
     return NodeReport(blank.node, blank.host, blank.cache, tuple(environments), problem)

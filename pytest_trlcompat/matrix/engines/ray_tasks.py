@@ -85,6 +85,7 @@ def _program(task: NodeTask, module: str, text: str) -> tuple[str, ProgramEnd | 
     node = ray.get_runtime_context().get_node_id()
     try:
         return node, run_program(task, module, text)
+    # A MatrixError as well, but one after which the program is run elsewhere.
     except NodeLost:
         raise
     except MatrixError as error:
