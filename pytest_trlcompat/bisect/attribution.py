@@ -226,6 +226,7 @@ class CulpritFinder:
         try:
             versions = releases_between(self.listing(package), *sorted((first, last), key=Version)).versions
         except BisectError as error:
+            # What was found so far is not lost.
             culprit.notes.append(f"releases were not searched: {error}")
             return
         if Version(first) > Version(last):

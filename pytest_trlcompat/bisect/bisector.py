@@ -76,6 +76,7 @@ class _Bisector:
         try:
             while True:
                 self._define_signature()
+                # From the journal each time, so that a search that was interrupted is planned like this one.
                 votes = self._votes()
                 self._report_kept(votes)
                 step = plan(self.count, votes, self.session.policy)

@@ -22,8 +22,10 @@ from pytest_trlcompat.matrix.process import signals_as_ctrl_c
 
 __all__ = ["main"]
 
+# 128 and the number of SIGINT, as shells have it.
 _INTERRUPTED = 130
 _FAILED = 2
+# `git bisect run` skips a commit for which its command ends so.
 _SKIP = 125
 
 _COMMANDS = {"releases": releases, "days": days, "commits": commits, "test": test}

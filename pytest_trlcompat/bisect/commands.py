@@ -237,6 +237,7 @@ def _lock_of_commits(request: Request, package: str | None, day: str) -> Lock | 
     released = _find_release_day(request, held)
     if released is not None:
         date = max(date, released + settle)
+    # Not in the future, since later releases would then change the result.
     return resolve(request.matrix, Cell(held, min(date, today)))
 
 

@@ -147,6 +147,7 @@ class Journal:
             if torn:
                 # A command that was killed left half a line, which the next one must not be appended to.
                 write_whole(self._path, whole + "\n" if whole else "")
+        # splitlines() also cuts at U+2028 and the like, none of which json.dumps leaves in a line.
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 raw = json.loads(line)

@@ -200,6 +200,7 @@ def _bracket(
 ) -> tuple[int, int]:
     """The two neighbouring answers between which the change most likely lies."""
     likelihoods = _likelihoods(count, votes, policy)
+    # From 1 on: both ends answer as they should, or the search would have ended.
     change = max(range(1, count), key=lambda position: likelihoods[position])
     before = max(index for index, answer in answers.items() if answer is policy.before and index < change)
     after = min(index for index, answer in answers.items() if answer is policy.after and index >= change)

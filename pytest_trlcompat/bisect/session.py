@@ -100,6 +100,7 @@ class CandidateTest:
             seconds = time.monotonic() - started
             observation = Observation(reason=f"untestable: {error}", build_seconds=seconds)
             return Evaluation(f"unresolved {self.candidate.key}", observation)
+        # Also where it was observed before: what narrows a result down reads the locks of both ends.
         if prepared.lock is not None:
             self.journal.keep_lock(prepared.identity, prepared.lock)
         known = self.journal.observations(prepared.identity)

@@ -119,5 +119,6 @@ def _work(function: Callable[[], Any], sender: Connection, mark: str, parent: in
     try:
         outcome: tuple[bool, Any] = (False, function())
     except Exception as error:
+        # It is raised in the parent, where somebody waits for the result.
         outcome = (True, error)
     sender.send(outcome)
