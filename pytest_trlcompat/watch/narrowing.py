@@ -161,6 +161,7 @@ def read_narrowed(change: Change, folder: Path, code: str) -> Narrowed | None:
             report=report.read_text(encoding="utf-8") if report.is_file() else "",
         )
     except (OSError, ValueError, KeyError, TypeError):
+        # Damaged, or of another release: the search is run again.
         return None
 
 

@@ -142,6 +142,7 @@ class Watch:
         for commit in self.commits:
             try:
                 cells.append(cell_of_commit(self.matrix, self.layout, self.known, commit))
+            # Also an Untestable, but one that says nothing of the commit.
             except Unreachable:
                 raise
             except Untestable as error:
