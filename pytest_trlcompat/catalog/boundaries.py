@@ -155,6 +155,7 @@ def _of_one(issue: KnownIssue, subject: str, strategy: str, regions: Regions) ->
         others = (*regions.axes[:position], *regions.axes[position + 1 :])
         changes: dict[tuple[int, _Predicted, _Predicted], dict[Point, tuple[int, int]]] = {}
         for other in itertools.product(*(range(len(other_axis.pieces)) for other_axis in others)):
+            # Along the versions of one package, while each of the others stays on one piece.
             along = [
                 _predicted(regions.predicted[_insert(other, position, n)], subject) for n in range(len(axis.pieces))
             ]

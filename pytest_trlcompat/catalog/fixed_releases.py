@@ -190,6 +190,7 @@ def _largest_without(points: Iterable[Point], axes: Sequence[Axis]) -> set[Box]:
     boxes: set[Box] = {tuple(frozenset(range(len(axis.pieces))) for axis in axes)}
     for point in points:
         hit = {box for box in boxes if all(n in pieces for n, pieces in zip(point, box, strict=True))}
+        # A box that holds the point falls into parts, each without that point's piece of one axis.
         parts = {part for box in hit for part in _without(box, point)}
         # Of these none lies in a part: it would have lain in the whole.
         boxes -= hit
@@ -223,6 +224,7 @@ def _alternative(box: Box, right: set[Point], new: set[Point], axes: Sequence[Ax
         new: what of it no earlier alternative has. An alternative that does not last shrinks to it.
     """
     constrained = [number for number, axis in enumerate(axes) if len(box[number]) < len(axis.pieces)]
+    # It lasts if the box, which holds no problem, goes on to the end from the newest piece where something is right.
     newest = [max(point[number] for point in right) for number in constrained]
     lasting = any([point[number] for number in constrained] == newest for point in new) and all(
         box[number].issuperset(range(last, len(axes[number].pieces)))

@@ -91,6 +91,7 @@ def parse(text: str, made_from: str = "") -> list[KnownIssue] | None:
             )
             for entry in document["issues"]
         ]
+    # What is damaged is made anew.
     except (KeyError, IndexError, TypeError, ValueError):
         return None
 

@@ -138,6 +138,7 @@ class Measurements:
         if verdict is not Verdict.BLOCKED:
             return measured
         if by:
+            # Cells that do not say who blocked stay, as in MeasuredCell.gave.
             for blocker, cells in self._blocked_by.get(issue_id, {}).get(label, {}).items():
                 if blocker != by:
                     measured &= ~cells
@@ -214,6 +215,7 @@ def _first_for(
                 here &= holds(package, text)
             if here:
                 yield number, here
+            # The first prediction that applies decides.
             left &= ~here
 
 
@@ -236,6 +238,7 @@ def published(catalog: Catalog) -> Measurements:
     folder = _data.fixtures()
     made_from = catalog.made_from and f"{catalog.made_from} {_cache.stamp(_sources(folder))}"
     if made_from and (text := _cache.read(folder, _KIND)) is not None:
+        # What is damaged is made anew.
         with contextlib.suppress(KeyError, TypeError, ValueError):
             document = json.loads(text)
             if document["made_from"] == made_from:

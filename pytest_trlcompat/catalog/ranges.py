@@ -68,6 +68,7 @@ class Range:
             first, last = max(low, other_low), min(high, other_high)
             if first < last:
                 overlap.append((first, last))
+            # The interval that ends first meets nothing more of the other range.
             if high < other_high:
                 here += 1
             else:
@@ -176,6 +177,7 @@ _LONGEST_VERSION = 200
 def either(ranges: Iterable[Range]) -> Range:
     """The versions that lie in one of the ranges."""
     merged: list[tuple[Cut, Cut]] = []
+    # By their older ends, so that an interval can touch none but the last one.
     for low, high in sorted(interval for versions in ranges for interval in versions.intervals):
         if merged and low <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(high, merged[-1][1]))

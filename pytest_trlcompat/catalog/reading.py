@@ -107,6 +107,7 @@ def read(path: Path, edited: Mapping[Path, str] | None = None) -> Catalog:
 
 def _place(file: Path, path: Path, error: Exception, edited: Mapping[Path, str]) -> str:
     """The file, with the line of the prediction that is wrong where a line is a prediction."""
+    # One file of many issues has no line for each prediction.
     if not isinstance(error, _PredictionError) or file == path:
         return str(file)
     lines = _text(file, edited).splitlines()
