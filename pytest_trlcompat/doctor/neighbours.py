@@ -40,6 +40,7 @@ class Neighbours:
         for package in ORDER:
             if (here := self.pinned.get(package)) is not None:
                 apart = {text: _number(_public(text)) - _number(here) for text in self.measured.having(package) if text}
+                # Of two that are equally far the newer one comes first.
                 tables.append((package, {text: (abs(number), number < 0) for text, number in apart.items()}))
         return [
             (*(table.get(cell.versions.get(package, ""), (0, False)) for package, table in tables), cell.id)
