@@ -57,6 +57,7 @@ def read(folder: Path, kind: str = "") -> str | None:
 
 def write(folder: Path, text: str, kind: str = "") -> None:
     """Keep a text for later processes, in place of the last one, where nobody else can write to the folder."""
+    # Without a place for it the text is computed each time.
     with contextlib.suppress(OSError, RuntimeError, _trust.UntrustedError):
         path = _path(folder, kind)
         _trust.make_folder(path.parent)

@@ -154,6 +154,7 @@ def parse(text: str) -> Any:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
+    # Python would take the last of them without a word.
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         raise Unreadable(f"the name {next(name for name in names if names.count(name) > 1)!r} stands twice")

@@ -78,6 +78,7 @@ def marked(mark: str) -> list[int]:
     for entry in Path("/proc").glob("[0-9]*/environ"):
         pid = int(entry.parent.name)
         with contextlib.suppress(OSError):
+            # It may have ended meanwhile, or belong to another user.
             if pid != os.getpid() and variable in entry.read_bytes().split(b"\0"):
                 pids.append(pid)
     return pids
