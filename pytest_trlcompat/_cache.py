@@ -50,12 +50,14 @@ def read(folder: Path, kind: str = "") -> str | None:
         _trust.check_folder(path.parent)
         _trust.check_files(path.parent, [path.name])
         return _json_files.read_text(path)
+    # RuntimeError: the user has no home directory.
     except (OSError, RuntimeError, _trust.UntrustedError, _json_files.Unreadable):
         return None
 
 
 def write(folder: Path, text: str, kind: str = "") -> None:
     """Keep a text for later processes, in place of the last one, where nobody else can write to the folder."""
+    # Without a place for it the text is computed each time.
     with contextlib.suppress(OSError, RuntimeError, _trust.UntrustedError):
         path = _path(folder, kind)
         _trust.make_folder(path.parent)

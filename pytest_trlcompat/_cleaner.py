@@ -40,20 +40,24 @@ class OwnFolder:
         self.path = path
         self._identity = _identity(path)
         self._pid = os.getpid()
+        # A descriptor: by the time somebody looks, the number may be another process's.
         watched = _processes.beyond_standard(os.pidfd_open(self._pid))
         try:
             self._cleaner = subprocess.Popen(
                 [
+                    # Isolated: it imports the standard library and this package, whatever else is installed or set.
                     *(sys.executable, "-I", "-S", "-c", _CODE, str(Path(__file__).parents[1])),
                     *(str(watched), str(path), self._identity, mark),
                 ],
                 pass_fds=[watched],
                 cwd="/",
+                # Without variables it carries no mark, by which others would end it with what it is to clean up.
                 env={},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C reaches this process, which removes the folder itself
+                # Ctrl-C reaches this process, which removes the folder itself.
+                start_new_session=True,
             )
         finally:
             os.close(watched)
@@ -66,7 +70,8 @@ class OwnFolder:
     def remove(self) -> None:
         """Remove the folder with all that is in it, and end the process that would do so."""
         if os.getpid() != self._pid:
-            return  # a forked copy of the process that made it, which still uses it
+            # A forked copy of the process that made it, which still uses it.
+            return
         _remove(self.path, self._identity)
         self._cleaner.kill()
         self._cleaner.wait()
@@ -104,5 +109,6 @@ def main(process: str, folder: str, identity: str, mark: str) -> None:
     _processes.kill_marked(mark)
     deadline = time.monotonic() + _REMOVE_TIMEOUT
     while _identity(Path(folder)) == identity and time.monotonic() < deadline:
-        _remove(Path(folder), identity)  # in vain while a process that is ending still writes
+        # In vain while a process that is ending still writes.
+        _remove(Path(folder), identity)
         time.sleep(_POLL)

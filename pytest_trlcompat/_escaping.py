@@ -81,10 +81,12 @@ def _escaped(match: re.Match[str]) -> str:
     markup, line = match[0], match.string
     if markup in _ENTITIES:
         return _ENTITIES[markup]
-    if markup[0] == "_":  # within a word it does not emphasise, and names are full of it
+    # Within a word it does not emphasise, and names are full of it.
+    if markup[0] == "_":
         within = match.start() and line[match.start() - 1].isalnum() and line[match.end() : match.end() + 1].isalnum()
         return markup if within else "\\_" * len(markup)
-    if len(markup) > 1:  # "://" and "www." turn the text around them into a link
+    # "://" and "www." turn the text around them into a link.
+    if len(markup) > 1:
         return markup.replace(":", "\\:").replace(".", "\\.")
     return f"\\{markup}"
 
@@ -130,4 +132,5 @@ def in_html(text: object) -> str:
 def script_json(document: Mapping[str, Any]) -> str:
     """For a ``script`` element: JSON in ASCII without a character of markup."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    # A parser of HTML ends the element at ``</script``, also within a string of the script.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

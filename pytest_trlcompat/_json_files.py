@@ -56,6 +56,7 @@ def read_gzipped(path: Path) -> str:
     """
     unpacking = zlib.decompressobj(_GZIP)
     try:
+        # One byte more than is allowed shows that there are too many, without unpacking them.
         data = unpacking.decompress(_bytes(path), _LONGEST + 1)
     except zlib.error as error:
         raise Unreadable(f"it is not what gzip wrote: {error}") from error
@@ -97,6 +98,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str | Unreadable, bool]]:
                 except Unreadable as error:
                     yield number, error, whole
                 continue
+            # The rest of a line that is too long is passed over, in pieces that bound the memory.
             while data and not data.endswith(b"\n"):
                 data = file.readline(2**20)
             yield number, Unreadable(f"it has more than {_LONGEST // 2**20} MiB"), True
@@ -152,6 +154,7 @@ def parse(text: str) -> Any:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
+    # Python would take the last of them without a word.
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         raise Unreadable(f"the name {next(name for name in names if names.count(name) > 1)!r} stands twice")

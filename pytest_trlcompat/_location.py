@@ -16,6 +16,7 @@ __all__ = ["apart", "frames", "of_exception", "of_traceback", "with_location"]
 
 _LIMIT = 16
 """How many of the innermost functions are kept."""
+# Parentheses and spaces of a path would end the location where it stands in a text, see _WITH.
 _PLAIN = str.maketrans("( )", "<_>")
 _BETWEEN = " < "
 _FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line \d+, in (?P<function>\S+)', re.MULTILINE)

@@ -25,6 +25,7 @@ __all__ = [
     "state_of",
 ]
 
+# Of linux/prctl.h: the standard library has no prctl(2).
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -34,6 +35,7 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
     """Have the kernel send this process a signal when ``parent``, its parent, ends; leave at once if it has already."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+        # It may have ended before the call, and the kernel then sends nothing.
         if os.getppid() != parent:
             os._exit(1)
 
@@ -64,22 +66,19 @@ def state_of(pid: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process has not ended; a zombie, for which its parent has not yet waited, has.
-
-    An orphan's parent is init, which may take its time in a container.
-    """
+    """Whether a process has not ended; a zombie, for which its parent has not yet waited, has."""
+    # An orphan's parent is init, which may take its time in a container.
     return state_of(pid) not in ("", "Z", "X")
 
 
 def marked(mark: str) -> list[int]:
-    """Every other process whose environment contains ``mark``, a text ``NAME=value``.
-
-    Descendants inherit a variable, whatever their process group or session.
-    """
+    """Every other process whose environment contains ``mark``, a text ``NAME=value``."""
+    # Descendants inherit a variable, whatever their process group or session.
     variable, pids = mark.encode(), []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         pid = int(entry.parent.name)
         with contextlib.suppress(OSError):
+            # It may have ended meanwhile, or belong to another user.
             if pid != os.getpid() and variable in entry.read_bytes().split(b"\0"):
                 pids.append(pid)
     return pids
@@ -111,12 +110,10 @@ def kill_marked(mark: str) -> None:
 
 
 def beyond_standard(descriptor: int) -> int:
-    """A descriptor of the same file that is none of the three standard ones; ``descriptor`` itself is closed.
-
-    Where standard streams are closed, a new file gets their numbers, and a child process would replace it by its own
-    standard streams.
-    """
+    """A descriptor of the same file that is none of the three standard ones; ``descriptor`` itself is closed."""
     try:
+        # Where standard streams are closed, a new file gets their numbers, and a child process would replace it by its
+        # own standard streams.
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
     finally:
         os.close(descriptor)

@@ -128,16 +128,15 @@ def packages_digest(python: str, distributions: Mapping[str, str]) -> str:
 
 
 def of_this_process() -> Provenance:
-    """The provenance of the running process: of the package that it has imported and the distributions on its path.
-
-    Read once for each path and settings, since a suite has thousands of verdicts.
-    """
+    """The provenance of the running process: of the package that it has imported and the distributions on its path."""
     return _of_process(tuple(sys.path), tuple(_settings(os.environ)))
 
 
+# Once for each path and settings: a suite has thousands of verdicts.
 @functools.cache
 def _of_process(path: tuple[str, ...], settings: tuple[tuple[str, str], ...]) -> Provenance:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    # An empty entry of the path is the current folder.
     packages = packages_digest(python, distributions_in(Path(entry or ".") for entry in path))
     return Provenance(code_digest(Path(__file__).resolve().parents[1], dict(settings)), packages)
 
@@ -187,6 +186,7 @@ def _name_and_version(path: str) -> tuple[str, str]:
     fallback = _canonical(Path(path).name.rpartition(".")[0].partition("-")[0])
     file = Path(path) / ("METADATA" if path.endswith(".dist-info") else "PKG-INFO")
     try:
+        # An .egg-info may be a file itself, as distutils wrote it.
         with open(path if os.path.isfile(path) else file, encoding="utf-8", errors="replace") as stream:
             header = dict(_HEADER.findall(stream.read(_HEADER_LENGTH)))
     except OSError:

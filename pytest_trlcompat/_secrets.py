@@ -41,6 +41,7 @@ _ABOUT = re.compile(r"_(?:PATH|FILE|DIR|FOLDER|SOCK|URL|URI|HOST|PORT|NAME|TYPE|
 _FOLDERS = ("PWD", "OLDPWD")
 
 _URL = re.compile(r"://[^\s/?#'\"<>:@]*:([^\s/?#'\"<>]+)@")
+# git@ is no secret: forges have one user of that name for everybody.
 _USER = re.compile(r"(?<=://)(?!git@)[^\s/?#'\"<>]+@")
 _PARAMETER = re.compile(
     rf"(?<=[?&;#])([\w.~%-]*(?:{_SECRET_WORDS}|KEY|PASS|PWD|AUTH|SIGNATURE|SIG)S?=)[^\s&;#'\"<>]+", re.IGNORECASE

@@ -100,6 +100,7 @@ def _unmapped_root() -> frozenset[int]:
         mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
         if all(int(outside) != 0 for _, outside, _ in mapped):
             return frozenset({int(Path("/proc/sys/kernel/overflowuid").read_text())})
+    # A kernel without user namespaces has no such files.
     except (OSError, ValueError):
         pass
     return frozenset()
@@ -109,6 +110,7 @@ def _is_own_group(gid: int) -> bool:
     """Whether it is the user's private group, with which many distributions make home directories writable."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    # In a container an id may have no name.
     except KeyError:
         return False
     return user.pw_gid == gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}

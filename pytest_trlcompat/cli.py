@@ -24,6 +24,7 @@ COMMANDS = {
 }
 """Each command's module, which has ``main(arguments) -> exit status``, and its line of help."""
 
+# 128 and the number of SIGINT, as shells have it.
 _INTERRUPTED = 130
 
 

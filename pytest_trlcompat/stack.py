@@ -91,9 +91,10 @@ def installed() -> dict[str, str]:
     return dict(_found(tuple(sys.path)))
 
 
+# Every test needs the versions, and parsing seven files of metadata is slow.
 @functools.cache
 def _found(path: tuple[str, ...]) -> dict[str, str]:
-    """Cached for each search path: every test needs the versions, and parsing seven metadata files is slow."""
+    """The versions on a search path."""
     from importlib import metadata  # slow: it imports the parser of mails; questions about another stack do not need it
 
     versions = {}
@@ -130,9 +131,10 @@ def check_ranges(ranges: Mapping[str, object]) -> dict[str, SpecifierSet]:
     return parsed
 
 
+# The catalogue uses the same ranges many times.
 @functools.cache
 def _specifiers(text: str) -> SpecifierSet:
-    """Cached, because the catalogue uses the same ranges many times."""
+    """A range as ``packaging`` reads it."""
     from packaging.specifiers import SpecifierSet  # importing it takes as long as everything else here
 
     return SpecifierSet(text)
@@ -166,6 +168,7 @@ def _contains(package: str, text: str, release: str | None) -> bool:
         version = Version(release)
     except InvalidVersion as error:
         raise RangeError(f"the version {release!r} of {package} is not a PEP 440 version") from error
+    # Otherwise a range would hold for a pre-release only if it names one itself.
     return _specifiers(text).contains(version, prereleases=True)
 
 

@@ -226,6 +226,7 @@ class CulpritFinder:
         try:
             versions = releases_between(self.listing(package), *sorted((first, last), key=Version)).versions
         except BisectError as error:
+            # What was found so far is not lost.
             culprit.notes.append(f"releases were not searched: {error}")
             return
         if Version(first) > Version(last):
@@ -295,6 +296,7 @@ def ddmin(names: Sequence[str], test: Callable[[frozenset[str]], Answer], target
         complements = [tuple(name for name in current if name not in piece) for piece in pieces]
         complement = next((complement for complement in complements if answers_target(complement)), None)
         if complement is not None:
+            # As in the paper: what is left has one part less, and each part stays as large as it was.
             current, parts = complement, max(parts - 1, 2)
         elif parts < len(current):
             # Neither a part nor what is left without one shows it: look at smaller parts.

@@ -76,6 +76,7 @@ class _Bisector:
         try:
             while True:
                 self._define_signature()
+                # From the journal each time, so that a search that was interrupted is planned like this one.
                 votes = self._votes()
                 self._report_kept(votes)
                 step = plan(self.count, votes, self.session.policy)
@@ -111,6 +112,7 @@ class _Bisector:
         """This step's candidate, and those that would come next after either answer."""
         planned, futures = [step.index], [(step.index, votes)]
         while futures and len(planned) < self.session.jobs:
+            # Breadth first: the sooner a test may come, the likelier it is needed.
             index, known = futures.pop(0)
             for answer in (Answer.GOOD, Answer.BAD):
                 # As doubtful as a real answer is at least.
@@ -119,10 +121,12 @@ class _Bisector:
                 if isinstance(then, NextTest) and then.index not in planned and not then.again:
                     planned.append(then.index)
                     futures.append((then.index, assumed))
+        # The last candidate may have brought one for either answer.
         return planned[: self.session.jobs]
 
     def _finish(self, index: int, done: Evaluation) -> None:
         candidate = self.candidates[index]
+        # Before anything else, since the next line may end the search, and no step is to be run twice.
         self.session.keep(candidate, done)
         self._define_signature()
         self._report(index, done.identity, done.observation, from_journal=done.reused is not None, reused=done.reused)

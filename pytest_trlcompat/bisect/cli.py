@@ -22,8 +22,10 @@ from pytest_trlcompat.matrix.process import signals_as_ctrl_c
 
 __all__ = ["main"]
 
+# 128 and the number of SIGINT, as shells have it.
 _INTERRUPTED = 130
 _FAILED = 2
+# `git bisect run` skips a commit for which its command ends so.
 _SKIP = 125
 
 _COMMANDS = {"releases": releases, "days": days, "commits": commits, "test": test}
@@ -193,6 +195,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(parsed: argparse.Namespace, words: Sequence[str]) -> int:
+    # With --fresh the command that continues would first discard what it is to continue.
     again = [word for word in _without(words, ["--called-as"]) if word != "--fresh"]
     command = f"{parsed.called_as} {shlex.join(again)}"
     reproduce = f"trlcompat bisect {shlex.join(_anywhere(_without(again, _OF_THIS_MACHINE)))}"

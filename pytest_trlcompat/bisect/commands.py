@@ -139,6 +139,7 @@ def releases(request: Request) -> int:
     good, bad = (arguments.parse_version(getattr(options, end), f"--{end}") for end in ("good", "bad"))
     first, last = arguments.sort_versions(good, bad, options.find_fix)
     held = arguments.parse_held(options, searched=package)
+    # For its error alone, before anything is run.
     _find_release_day(request, held)
     session, clones = request.session(request.predicate()), request.clones()
     searched = releases_between(request.listing(package), first, last, pre=options.pre, yanked=options.yanked)
@@ -163,6 +164,7 @@ def days(request: Request) -> int:
     held = arguments.parse_held(options)
     session, clones = request.session(request.predicate()), request.clones()
     released = _find_release_day(request, held)
+    # The resolver leaves out what came on the day itself.
     if released is not None and first <= released:
         raise BisectError(
             f"{first} is too early: the versions of --with were not all released before {released}; "
@@ -235,6 +237,7 @@ def _lock_of_commits(request: Request, package: str | None, day: str) -> Lock | 
     released = _find_release_day(request, held)
     if released is not None:
         date = max(date, released + settle)
+    # Not in the future, since later releases would then change the result.
     return resolve(request.matrix, Cell(held, min(date, today)))
 
 

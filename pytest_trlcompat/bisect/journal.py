@@ -129,7 +129,8 @@ class Journal:
                 raise
 
     def _locked(self) -> AbstractContextManager[None]:
-        """A file of its own in the same folder, since a repaired journal is another file than before."""
+        """Keep other commands from the journal for a block."""
+        # A file of its own in the same folder, since a repaired journal is another file than before.
         return locked(self.folder / ".steps.lock")
 
     def _read(self) -> None:
@@ -146,6 +147,7 @@ class Journal:
             if torn:
                 # A command that was killed left half a line, which the next one must not be appended to.
                 write_whole(self._path, whole + "\n" if whole else "")
+        # splitlines() also cuts at U+2028 and the like, none of which json.dumps leaves in a line.
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 raw = json.loads(line)

@@ -51,7 +51,8 @@ def remove(state: Path, clones: Iterable[Clone] = (), *, own_too: bool = False) 
     """
     count = 0
     for clone in clones:
-        with contextlib.suppress(BisectError):  # the command itself says what is wrong with a clone
+        # The command itself says what is wrong with a clone.
+        with contextlib.suppress(BisectError):
             count += clone.remove_worktrees((state / "work").resolve(), own_too=own_too)
     for folder in state.glob("*/work/run-*"):
         if is_over(folder.name.split("-")[1], own_too=own_too):
@@ -95,7 +96,8 @@ def _start(mark: str, state: Path, clones: Sequence[Clone]) -> subprocess.Popen[
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C reaches the command, which cleans up itself
+            # Ctrl-C reaches the command, which cleans up itself.
+            start_new_session=True,
         )
     finally:
         os.close(command)

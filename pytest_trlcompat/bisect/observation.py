@@ -37,6 +37,7 @@ _PYTEST_FRAME = re.compile(r"^(?P<path>\S+):\d+: in (?P<function>.+)$")
 _RAISED = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?:: (?P<message>.*))?$")
 _COMMIT_FOLDER = re.compile(r"/(?:tree|installed)-[0-9a-f]{12}-[0-9a-f]+/")
 _HEADER = "Traceback (most recent call last):"
+# What torch's launcher, pytest and exception groups put before each line.
 _PREFIX = re.compile(r"^(?:\[?rank\s*\d+\]?:|E {1,3}|\|)\s?")
 
 _REPLACEMENTS = (
@@ -153,12 +154,10 @@ class Observation:
 
 
 def same_failure(failure: Fingerprint, other: Fingerprint) -> bool:
-    """Whether two failures are the same one.
-
-    Functions are renamed and moved from release to release, so the location decides only where the message is short.
-    """
+    """Whether two failures are the same one."""
     if (failure.kind, failure.message) != (other.kind, other.message):
         return False
+    # Functions are renamed and moved from release to release: the location decides only where the message is short.
     if len(failure.message.split()) >= _DISTINCTIVE_WORDS or not failure.frames or not other.frames:
         return True
     return failure.frames[0] == other.frames[0]
@@ -216,6 +215,7 @@ def _rest_of_message(lines: Sequence[str]) -> list[str]:
     """The further lines of a message of several, up to the first empty one."""
     rest = []
     for line in lines:
+        # pytest's rules and its summary may follow a message at once.
         if not line.strip() or line.startswith(("=", "-", "FAILED", "ERROR")):
             break
         rest.append(line)

@@ -118,11 +118,12 @@ class IssuePredicate:
 
 
 def _of_verdict(record: Record) -> Fingerprint:
-    """The verdict itself, since the suite recognises the known symptom. For another failure: its exception.
+    """The verdict itself; for another failure than the known symptom its exception.
 
     The fingerprint is the same whether or not the catalogue explains the failure there by an issue that blocks.
     """
     if record.verdict not in (Verdict.ERROR, Verdict.BLOCKED):
+        # The suite has recognised the known symptom.
         return Fingerprint(record.verdict.value)
     evidence = record.evidence
     fingerprint = fingerprint_of(str(evidence.get("traceback", evidence.get("launch", ""))), "error")
@@ -174,6 +175,7 @@ class PytestPredicate(_CommandLine):
     def observe(self, context: ExecutionContext, work: Path) -> Observation:
         report, log = work / "junit.xml", work / "output.txt"
         python = sys.executable if context.environment is None else str(context.environment.python)
+        # fingerprint_of reads Python's own form of a traceback, hence --tb=native.
         command = [
             *(python, "-m", "pytest", "-p", "no:cacheprovider", "--tb=native", f"--junitxml={report}"),
             *(["-p", "trlcompat"] if context.environment is not None else []),
@@ -198,6 +200,7 @@ class PytestPredicate(_CommandLine):
             return Observation(reason=f"pytest's report cannot be read ({error}): {_end_of(log)}")
         for case in cases:
             name = "::".join(part for part in (case.get("classname"), case.get("name")) if part)
+            # Not with "or": an element without children counts as false.
             failure = case.find("failure") if case.find("failure") is not None else case.find("error")
             skipped = case.find("skipped")
             text = "" if failure is None else redacted(failure.text or "")

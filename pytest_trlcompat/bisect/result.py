@@ -212,7 +212,8 @@ def markdown(result: Result) -> str:
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=False,  # Markdown, in which code blocks are written as they are
+        # It is Markdown, in which code blocks are written as they are.
+        autoescape=False,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

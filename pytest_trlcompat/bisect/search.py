@@ -200,6 +200,7 @@ def _bracket(
 ) -> tuple[int, int]:
     """The two neighbouring answers between which the change most likely lies."""
     likelihoods = _likelihoods(count, votes, policy)
+    # From 1 on: both ends answer as they should, or the search would have ended.
     change = max(range(1, count), key=lambda position: likelihoods[position])
     before = max(index for index, answer in answers.items() if answer is policy.before and index < change)
     after = min(index for index, answer in answers.items() if answer is policy.after and index >= change)
@@ -223,9 +224,6 @@ def _likelihoods(count: int, votes: Mapping[int, Sequence[Vote]], policy: Policy
 def _most_informative(width: int, untested: Sequence[int], inconclusive: Sequence[int], budget: int) -> int:
     """The untested candidate that divides the range best, weighed by its chance of an answer.
 
-    A neighbour of an inconclusive candidate is probably inconclusive too (a range of releases that cannot be built),
-    and the more of them were met, the further away one has to go.
-
     Args:
         width: of the range in which the change lies.
         inconclusive: those of the range, in order.
@@ -235,6 +233,8 @@ def _most_informative(width: int, untested: Sequence[int], inconclusive: Sequenc
     if not inconclusive:
         return untested[(count - 1) // 2]
     half = 1 << (budget - 1)
+    # A neighbour of an inconclusive candidate is probably inconclusive too (a range of releases that cannot be built),
+    # and the more of them were met, the further away one has to go.
     # The distance doubles with each inconclusive candidate, and never exceeds a quarter of the range.
     reach = min(2.0 ** (len(inconclusive) - 1), max(1.0, width / 4))
 
@@ -249,7 +249,8 @@ def _most_informative(width: int, untested: Sequence[int], inconclusive: Sequenc
     # Within these ranks the budget suffices whatever the answer is.
     balanced = [rank for rank in range(count) if rank < half and count - 1 - rank < half]
     best = max(balanced, key=information)
-    if chance(best) < 0.25:  # probably inconclusive again: one extra test is cheaper than the whole range
+    # Probably inconclusive again: one extra test is cheaper than the whole range.
+    if chance(best) < 0.25:
         best = max(range(count), key=information)
     return untested[best]
 
@@ -261,11 +262,7 @@ def _entropy(share: float) -> float:
 def _confirm(
     count: int, votes: Mapping[int, Sequence[Vote]], before: int, after: int, policy: Policy
 ) -> NextTest | Found:
-    """The result, or the more doubtful of its two ends once more.
-
-    Any single wrong answer makes the search close in on that answer, so it is one of the two ends: testing these
-    again is enough to uncover it.
-    """
+    """The result, or the more doubtful of its two ends once more."""
     likelihoods = _likelihoods(count, votes, policy)
     # Subtracted before exp(), which would underflow to 0 for many votes.
     top = max(likelihoods)
@@ -273,6 +270,8 @@ def _confirm(
     total = sum(mass)
     confidence = sum(mass[before + 1 : after + 1]) / total
     if confidence < policy.confidence:
+        # Any single wrong answer makes the search close in on that answer, so it is one of the two ends: testing these
+        # again is enough to uncover it.
         doubtful = [(sum(mass[: before + 1]), before), (sum(mass[after + 1 :]), after)]
         for _, index in sorted(doubtful, reverse=True):
             if len(votes[index]) < policy.max_votes:

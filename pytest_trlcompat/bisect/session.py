@@ -100,6 +100,7 @@ class CandidateTest:
             seconds = time.monotonic() - started
             observation = Observation(reason=f"untestable: {error}", build_seconds=seconds)
             return Evaluation(f"unresolved {self.candidate.key}", observation)
+        # Also where it was observed before: what narrows a result down reads the locks of both ends.
         if prepared.lock is not None:
             self.journal.keep_lock(prepared.identity, prepared.lock)
         known = self.journal.observations(prepared.identity)
@@ -228,6 +229,7 @@ def observe(prepared: PreparedCandidate, predicate: Predicate, folder: Path, sta
         with prepared.context(build_messages.append) as context:
             built = time.monotonic()
             (folder / "work").mkdir(parents=True, exist_ok=True)
+            # By the number in its name leftovers knows whose run it was.
             work = Path(tempfile.mkdtemp(dir=folder / "work", prefix=f"run-{os.getpid()}-"))
             try:
                 observation = predicate.observe(context, work)

@@ -70,6 +70,7 @@ class ForkedWorkers(Generic[Key]):
         with process.deferred_signals():
             started.start()
             self._workers[key] = _Worker(started, receiver, mark)
+        # With this end open here, too, nobody would notice when the worker dies: the pipe would never end.
         sender.close()
 
     def next(self) -> tuple[Key, Any]:
@@ -108,13 +109,16 @@ def _work(function: Callable[[], Any], sender: Connection, mark: str, parent: in
     # Ctrl-C reaches every process of a terminal's group, but stopping workers is up to the parent. A handler that does
     # nothing is not inherited by the programs that a worker starts, as SIG_IGN would be.
     signal.signal(signal.SIGINT, lambda number, frame: None)
+    # The handlers that the fork has from its parent raise KeyboardInterrupt; a worker is to end at once.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     _processes.die_with_parent(parent, signal.SIGTERM)
     os.environ[WORKER_VARIABLE] = mark
+    # The parent forks with these blocked, and a fork inherits that.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         outcome: tuple[bool, Any] = (False, function())
     except Exception as error:
+        # It is raised in the parent, where somebody waits for the result.
         outcome = (True, error)
     sender.send(outcome)

@@ -95,7 +95,7 @@ def attributed(
 
     Other verdicts stay as they are, and so does a record whose evidence has no failure, and what a conformance suite
     has explained: it looks at the setting, and at each trainer by what is predicted of it. The corrected trainer is
-    ``blocked`` only where that is predicted: what stops it is a mistake of this project, until somebody says otherwise.
+    ``blocked`` only where that is predicted.
     """
     if record.verdict not in (Verdict.ERROR, Verdict.BLOCKED) or record.explained:
         return record
@@ -103,6 +103,7 @@ def attributed(
     failures = list(failures_in(evidence))
     if not failures:
         return record
+    # What stops the corrected trainer is a mistake of this project, until a prediction says otherwise.
     allowed = record.subject != "corrected" or (predicted is not None and predicted.verdict is Verdict.BLOCKED)
     attribution = attribute(failures, issue, record.strategy, versions, catalog, predicted) if allowed else None
     if attribution is None:

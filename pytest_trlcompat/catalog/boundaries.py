@@ -115,6 +115,7 @@ def boundaries(issue: KnownIssue) -> list[Boundary]:
         keyed: dict[int, list[tuple[tuple[object, ...], Boundary]]] = {}
         for strategy in issue.labels():
             strategy_regions = regions(issue, subject, strategy, {})
+            # By identity: the projection of all stacks keeps its answers, so no other one gets this id.
             if id(strategy_regions) not in keyed:
                 found_boundaries = _of_one(issue, subject, strategy, strategy_regions)
                 keyed[id(strategy_regions)] = [(_key(boundary), boundary) for boundary in found_boundaries]
@@ -154,6 +155,7 @@ def _of_one(issue: KnownIssue, subject: str, strategy: str, regions: Regions) ->
         others = (*regions.axes[:position], *regions.axes[position + 1 :])
         changes: dict[tuple[int, _Predicted, _Predicted], dict[Point, tuple[int, int]]] = {}
         for other in itertools.product(*(range(len(other_axis.pieces)) for other_axis in others)):
+            # Along the versions of one package, while each of the others stays on one piece.
             along = [
                 _predicted(regions.predicted[_insert(other, position, n)], subject) for n in range(len(axis.pieces))
             ]
@@ -219,6 +221,7 @@ def _sides(boundary: Boundary, evidence: Evidence) -> tuple[list[MeasuredCell], 
 def _nearest(package: str, cells: Sequence[MeasuredCell], *, newest: bool) -> Side | None:
     if not cells:
         return None
+    # All builds of a release count as that release.
     versions = {cell.id: Version(Version(cell.versions[package]).public) for cell in cells}
     version = max(versions.values()) if newest else min(versions.values())
     return Side(str(version), tuple(name for name, theirs in versions.items() if theirs == version))

@@ -126,6 +126,7 @@ class MeasuredCell:
             by: of ``blocked`` the known issue that must have stopped the suite; empty for any.
         """
         measured = self.verdicts.get(key)
+        # Before failures were attributed, one that another issue had caused was an error as well; see the module.
         if verdict is Verdict.BLOCKED and measured is Verdict.ERROR:
             return not self.attributed
         if measured is Verdict.BLOCKED and by and self.blocked_by.get(key, by) != by:
@@ -158,8 +159,10 @@ class Evidence:
         return frozenset((issue, strategy) for cell in self.cells for issue, _, strategy in cell.verdicts)
 
     def to_json(self) -> str:
-        """One line for each cell, so that a new sweep reads well in a diff."""
+        """As its file has it; see :meth:`from_json`."""
+        # Without its closing brace: the cells follow, each on a line of its own.
         head = json.dumps({"schema": _SCHEMA, "date": self.date, "torch": self.torches})[:-1]
+        # A line for each cell, so that a new sweep reads well in a diff.
         cells = ",\n".join(json.dumps(_to_dict(cell)) for cell in self.cells)
         return f'{head}, "cells": [\n{cells}\n]}}\n'
 
@@ -242,6 +245,7 @@ def _with_origins(raw: Mapping[str, Any], origins: Sequence[Origin]) -> tuple[Ma
             for subject, strategies in subjects.items():
                 texts[issue][subject] = {}
                 for strategy, text in strategies.items():
+                    # The origin stands last, so it is taken off before the rest of the text is read.
                     verdict, _, number = text.partition(_ORIGIN)
                     texts[issue][subject][strategy] = verdict
                     if number:
@@ -288,6 +292,7 @@ def published_torches() -> tuple[str, ...]:
     """:attr:`Evidence.torches` of :func:`published`, from its first line alone; empty where that has none."""
     try:
         with open(_published(), encoding="utf-8") as file:
+            # to_json ends its first line within the list of cells, which is closed here.
             return tuple(json.loads(f"{file.readline()}]}}")["torch"])
     except (OSError, ValueError, KeyError, TypeError):
         return ()

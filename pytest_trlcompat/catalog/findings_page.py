@@ -29,6 +29,7 @@ else:
 
 __all__ = ["main", "page", "releases_in"]
 
+# The first release that has GRPO.
 _FIRST = Version("0.14")
 _HEAD = """\
 # What conformance found

@@ -141,6 +141,7 @@ def _is_problem(prediction: Prediction) -> bool:
 def _answers(issue: KnownIssue, is_problem: Judge) -> tuple[FixedReleases, ...]:
     together: dict[tuple[int, ...], list[str]] = {}
     for strategy in issue.labels():
+        # Strategies of which the same predictions speak have the same answer.
         key = tuple(n for n, prediction in enumerate(issue.predictions) if prediction.concerns("upstream", strategy))
         together.setdefault(key, []).append(strategy)
     answers: dict[tuple[str, ...], FixedReleases] = {}
@@ -189,8 +190,10 @@ def _largest_without(points: Iterable[Point], axes: Sequence[Axis]) -> set[Box]:
     boxes: set[Box] = {tuple(frozenset(range(len(axis.pieces))) for axis in axes)}
     for point in points:
         hit = {box for box in boxes if all(n in pieces for n, pieces in zip(point, box, strict=True))}
+        # A box that holds the point falls into parts, each without that point's piece of one axis.
         parts = {part for box in hit for part in _without(box, point)}
-        boxes -= hit  # of these none lies in a part: it would have lain in the whole
+        # Of these none lies in a part: it would have lain in the whole.
+        boxes -= hit
         cut = boxes | parts
         boxes |= {part for part in parts if not any(part != other and _lies_in(part, other) for other in cut)}
     return boxes
@@ -221,6 +224,7 @@ def _alternative(box: Box, right: set[Point], new: set[Point], axes: Sequence[Ax
         new: what of it no earlier alternative has. An alternative that does not last shrinks to it.
     """
     constrained = [number for number, axis in enumerate(axes) if len(box[number]) < len(axis.pieces)]
+    # It lasts if the box, which holds no problem, goes on to the end from the newest piece where something is right.
     newest = [max(point[number] for point in right) for number in constrained]
     lasting = any([point[number] for number in constrained] == newest for point in new) and all(
         box[number].issuperset(range(last, len(axes[number].pieces)))

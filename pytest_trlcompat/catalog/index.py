@@ -75,6 +75,7 @@ def parse(text: str, made_from: str = "") -> list[KnownIssue] | None:
         document = json.loads(text)
         if document["made_from"] != made_from:
             return None
+        # First, so that nothing below reads a specifier again.
         ranges.remember(document["ranges"])
         predictions = [
             Prediction(Verdict(verdict), subject, when, tuple(strategies), why, by)
@@ -90,6 +91,7 @@ def parse(text: str, made_from: str = "") -> list[KnownIssue] | None:
             )
             for entry in document["issues"]
         ]
+    # What is damaged is made anew.
     except (KeyError, IndexError, TypeError, ValueError):
         return None
 

@@ -50,8 +50,6 @@ class Symptom:
 
     The name is compared with those of the exception's class and of all its bases.
 
-    Patterns are compiled when they are first asked for: to compile all takes longer than to read the catalogue.
-
     Attributes:
         text: the pattern of the text.
         place: for words that other mistakes have in common with it, a pattern that the location matches as well, see
@@ -62,6 +60,7 @@ class Symptom:
     text: str
     place: str = ""
 
+    # Compiled when it is first asked for: to compile all patterns takes longer than to read the catalogue.
     @cached_property
     def pattern(self) -> re.Pattern[str]:
         return re.compile(self.text)
@@ -300,17 +299,18 @@ class KnownIssue:
         Args:
             strategy: of the suite of ``other``. What is predicted under the same one counts, or under the strategy
                 without its variant, or in one of :attr:`without_trainer`; of what conformance has found, whose labels
-                are settings that show it, also what is predicted under whatever strategy. Where a release lacks the
-                trainer that this issue's own suite runs, that says nothing of the trainer of ``other``.
+                are settings that show it, also what is predicted under whatever strategy.
         """
         if not self.may_stop(other):
             return False
+        # That a release lacks the trainer of this issue's own suite says nothing of the trainer of ``other``.
         foreign = measured_with(self.id) != measured_with(other.id)
         here = [prediction for prediction in self.predictions if not (foreign and prediction.verdict is Verdict.ABSENT)]
         labels = {strategy, kind(strategy)}
         if self.strategies:
             labels &= set(self.strategies)
-        if self.suite == FINDINGS:  # its labels are settings that show it, and others may
+        # Its labels are settings that show it, and other settings may show it as well.
+        if self.suite == FINDINGS:
             labels |= {label for label in self.strategies if kind(label) == kind(strategy)}
             anywhere = [self._first(here, subject, strategy, versions) for subject in SUBJECTS]
             if any(

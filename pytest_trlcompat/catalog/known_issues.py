@@ -46,5 +46,6 @@ def fingerprint() -> str:
     try:
         status = index.FILE.stat()
     except OSError:
+        # A checkout has no index beside its catalogue.
         return index.stamp(SOURCE)
     return f"{status.st_size} {status.st_mtime_ns}"

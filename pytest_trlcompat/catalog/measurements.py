@@ -123,6 +123,7 @@ class Measurements:
             made_from: what changes with the evidence and the catalogue; empty in a wheel, where nothing changes.
         """
         document = {"made_from": made_from, **self._document}
+        # JSON would have what was asked for so far alone: the mapping makes the rest on demand.
         document["ways"] = {name: document["ways"][name] for name in self._first}
         return json.dumps(document, separators=(",", ":")) + "\n"
 
@@ -137,6 +138,7 @@ class Measurements:
         if verdict is not Verdict.BLOCKED:
             return measured
         if by:
+            # Cells that do not say who blocked stay, as in MeasuredCell.gave.
             for blocker, cells in self._blocked_by.get(issue_id, {}).get(label, {}).items():
                 if blocker != by:
                     measured &= ~cells
@@ -213,6 +215,7 @@ def _first_for(
                 here &= holds(package, text)
             if here:
                 yield number, here
+            # The first prediction that applies decides.
             left &= ~here
 
 
@@ -235,6 +238,7 @@ def published(catalog: Catalog) -> Measurements:
     folder = _data.fixtures()
     made_from = catalog.made_from and f"{catalog.made_from} {_cache.stamp(_sources(folder))}"
     if made_from and (text := _cache.read(folder, _KIND)) is not None:
+        # What is damaged is made anew.
         with contextlib.suppress(KeyError, TypeError, ValueError):
             document = json.loads(text)
             if document["made_from"] == made_from:

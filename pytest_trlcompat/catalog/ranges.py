@@ -68,6 +68,7 @@ class Range:
             first, last = max(low, other_low), min(high, other_high)
             if first < last:
                 overlap.append((first, last))
+            # The interval that ends first meets nothing more of the other range.
             if high < other_high:
                 here += 1
             else:
@@ -87,9 +88,11 @@ class Range:
         if len(self.intervals) == len(other.intervals) == 1:  # asked tens of thousands of times
             (low, high), (other_low, other_high) = self.intervals[0], other.intervals[0]
             return low <= other_low and other_high <= high
+        # meets() walks through the shorter of two: a stranger's range may have thousands of intervals.
         if len(other.intervals) > len(self.intervals):
             return not other.meets(self._gaps())
         for other_low, other_high in other.intervals:
+            # Nothing lies behind _BEYOND, so an interval that begins at the same cut counts as well.
             before = bisect_right(self.intervals, (other_low, _BEYOND))
             if not before or self.intervals[before - 1][1] < other_high:
                 return False
@@ -106,6 +109,7 @@ class Range:
         if len(fewer) > len(more):
             fewer, more = more, fewer
         for low, high in fewer:
+            # A tuple of one sorts before every interval that begins at this end, and these do not meet it.
             after = bisect_right(more, (high,))
             if after and more[after - 1][1] > low:
                 return True
@@ -129,7 +133,8 @@ class Range:
         """``>=1.0,<1.9 or >=2.0``; ends that are those of ``within``, where nothing else is possible, are left out."""
         first, rest = self.intervals[: _DESCRIBED + 1], len(self.intervals) - _DESCRIBED
         absent = bool(first) and first[0][0] == _NOT_INSTALLED
-        if absent:  # a piece of its own in the text, and the versions behind it another
+        # That it may be missing is a part of its own in the text, and the versions behind that another.
+        if absent:
             first = (*(((_OLDEST, first[0][1]),) if first[0][1] > _OLDEST else ()), *first[1:])
         possible = within or ALL
         parts = [_interval(low, high, {end for end in (low, high) if possible._ends_at(end)}) for low, high in first]
@@ -172,6 +177,7 @@ _LONGEST_VERSION = 200
 def either(ranges: Iterable[Range]) -> Range:
     """The versions that lie in one of the ranges."""
     merged: list[tuple[Cut, Cut]] = []
+    # By their older ends, so that an interval can touch none but the last one.
     for low, high in sorted(interval for versions in ranges for interval in versions.intervals):
         if merged and low <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
@@ -183,6 +189,7 @@ def either(ranges: Iterable[Range]) -> Range:
 def both(ranges: Iterable[Range]) -> Range:
     """The versions that lie in all of the ranges; of none of them, every version or none installed."""
     everything = ABSENT | ALL
+    # By complements all ends are sorted once; one intersection after the other would take the square of many ``!=``.
     return everything - either(everything - versions for versions in ranges)
 
 
@@ -235,6 +242,8 @@ def _version(text: str) -> Version:
 def _specifier(specifier: Specifier) -> Range:
     operator, text = specifier.operator, specifier.version
     if operator in ("==", "!=") and text.endswith(".*"):
+        # Pre-releases of the upper end lie within (4.49.dev0 in ==4.48.*), other than PEP 440 has it; so with "<".
+        # Since at() has one stand anywhere up to its release, such a range meets it, and never covers it.
         prefix = _version(text[:-2])
         inside = _between((1, prefix, _BEFORE), (1, _after_prefix(prefix.release), _BEFORE))
     else:
@@ -302,6 +311,7 @@ def pieces(domain: Range, ranges: Iterable[Range]) -> list[Range]:
     parts = []
     for low, high in zip([_NOT_INSTALLED, *cuts], [*cuts, _NEWEST], strict=True):
         first = bisect_right(intervals, (low, _BEYOND)) - 1
+        # That interval may end before this piece begins.
         first += first < 0 or intervals[first][1] <= low
         inside = intervals[first : bisect_left(intervals, (high,))]
         if inside and low < high:

@@ -107,6 +107,7 @@ def read(path: Path, edited: Mapping[Path, str] | None = None) -> Catalog:
 
 def _place(file: Path, path: Path, error: Exception, edited: Mapping[Path, str]) -> str:
     """The file, with the line of the prediction that is wrong where a line is a prediction."""
+    # One file of many issues has no line for each prediction.
     if not isinstance(error, _PredictionError) or file == path:
         return str(file)
     lines = _text(file, edited).splitlines()
@@ -338,6 +339,7 @@ def _difference(raw: Mapping[str, Any]) -> ShownDifference:
     _known_keys(raw, {"quantity", "setting", "where"})
     place = _line(raw, "where") if "where" in raw else ""
     difference = ShownDifference(_line(raw, "quantity"), dict(raw.get("setting", {})), place)
+    # For their errors alone: whoever asks for a pattern compiles it.
     re.compile(difference.name), re.compile(difference.place)
     return difference
 
@@ -345,6 +347,7 @@ def _difference(raw: Mapping[str, Any]) -> ShownDifference:
 def _symptom(raw: Mapping[str, Any]) -> Symptom:
     _known_keys(raw, {"type", "text", "where"})
     symptom = Symptom(_line(raw, "type"), raw["text"], _line(raw, "where") if "where" in raw else "")
+    # For their errors alone, as above.
     re.compile(symptom.text), re.compile(symptom.place)
     return symptom
 

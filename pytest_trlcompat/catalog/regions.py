@@ -115,6 +115,7 @@ class Regions:
         points: dict[int, set[Point]] = {}
         predictions: dict[int, Prediction | None] = {}
         for point, prediction in self.predicted.items():
+            # By id, since a prediction holds a mapping and cannot be hashed.
             points.setdefault(id(prediction), set()).add(point)
             predictions[id(prediction)] = prediction
         return [(predictions[key], Region(self.axes, frozenset(points[key]), self.impossible)) for key in points]

@@ -53,7 +53,8 @@ def screen(cells: Sequence[CellSummary], *, where: str, more: str = "", width: i
     """
     head = [*_head(cells), *_wrong(cells, where, width), *_unfinished(cells, where), ()]
     last = [*_pointers(where, more, width), *conclusion(cells, width)]
-    for lines in (4, 1):  # for a reason, which is shortened before the cells are left out
+    # Lines that a reason may have: it is shortened before cells are left out.
+    for lines in (4, 1):
         tail = [(), *_untested(cells, width, lines)]
         left = rows - len(head) - len(tail) - len(last)
         if left >= _SHORTEST_TABLE:

@@ -30,6 +30,7 @@ from pytest_trlcompat.catalog.verdict import Verdict
 
 __all__ = ["commands", "folder", "main", "output_of", "report", "reported", "stored_report"]
 
+# By the interpreter that runs this module, whatever comes first on the path.
 _PROGRAMS = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
 _ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 _ASSIGNMENT = re.compile(r"[A-Z_]+=")
@@ -85,6 +86,7 @@ def output_of(command: str, script: Path) -> str:
     count = next(number for number, word in enumerate(words) if not _ASSIGNMENT.match(word))
     settings = dict(word.split("=", 1) for word in words[:count])
     arguments = [*_PROGRAMS[words[count]], *words[count + 1 : -1], str(script)]
+    # Accelerate would take over the settings of a launch in which this one may run.
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ACCELERATE", "FSDP"))}
     with tempfile.TemporaryDirectory() as temporary:  # in which torchrun leaves its logs
         env = {**env, **_ON_CPU, **settings, "TMPDIR": temporary}

@@ -127,16 +127,18 @@ class Record:
     def as_predicted(self) -> bool:
         """Whether the verdict is the expected one, or at least does not speak against it.
 
-        A corrected trainer may be absent wherever TRL's own is. What could not be tested speaks for nothing and
-        against nothing; see :attr:`untested`. ``blocked`` must be so by the known issue that was expected. See
-        :attr:`fitting`; a setting that a release does not have speaks against a problem, though.
+        See :attr:`untested` and :attr:`fitting`.
         """
+        # ``blocked`` must be so by the known issue that was expected.
         if self.evidence.get("blocked_by_expected", "") and self.verdict is Verdict.BLOCKED:
             return False
+        # A corrected trainer may be absent wherever TRL's own is.
         absent = self.verdict is Verdict.ABSENT and self.subject == "corrected"
         unattributed = self.expected is Verdict.BLOCKED and self.unattributed
+        # A setting that a release does not have speaks against a problem.
         fitting = self.fitting and (self.verdict is not Verdict.ABSENT or self.expected is Verdict.OK)
         fits = self.verdict is self.expected or absent or unattributed or fitting
+        # What could not be tested speaks for nothing and against nothing.
         return self.expected is None or fits or self.untested
 
     @property
@@ -176,7 +178,7 @@ class Record:
         return str(self.evidence.get("reason", "")) if self.verdict in (Verdict.ABSENT, Verdict.UNTESTABLE) else ""
 
     def to_json(self) -> str:
-        """One line without a line break; NaN and infinity are kept as strings so that the line stays valid JSON."""
+        """One line, without a line break."""
         return json.dumps(
             {
                 "issue": self.issue,
@@ -184,6 +186,7 @@ class Record:
                 "strategy": self.strategy,
                 "verdict": self.verdict.value,
                 "expected": None if self.expected is None else self.expected.value,
+                # NaN and infinity are kept as texts, so that the line stays valid JSON.
                 "evidence": _finite(self.evidence),
                 "seconds": round(self.seconds, 3),
                 **({"provenance": self.provenance} if self.provenance else {}),
@@ -280,9 +283,6 @@ def is_wrong(record: Record) -> bool:
 def append_record(path: Path, record: Record) -> None:
     """Append one whole line, or nothing: parallel pytest workers and full disks leave no torn line.
 
-    Whoever can read a file can lock it, and results are meant to be read; so a lock that is held for longer than any
-    worker holds it is not waited for. Each line is one write at the end of the file in any case.
-
     Raises:
         OSError: with ``errno.ENOSPC`` where the disk is full.
         PermissionError: the file belongs to a user who is neither this one, nor root, nor the owner of its folder.
@@ -293,10 +293,13 @@ def append_record(path: Path, record: Record) -> None:
     try:
         if (owner := os.fstat(descriptor).st_uid) not in (0, os.geteuid(), path.parent.stat().st_uid):
             raise PermissionError(errno.EPERM, f"it belongs to the user with the id {owner}", str(path))
+        # Whoever can read a file can lock it, and results are meant to be read; so a lock that is held for longer than
+        # any worker holds it is not waited for. Each line is one write at the end of the file in any case.
         is_alone = _lock_for_a_while(descriptor, path)
         before = os.fstat(descriptor).st_size
         written = os.write(descriptor, data)
         if written != len(data):
+            # Without the lock another worker may have written its line behind this one.
             if is_alone:
                 os.ftruncate(descriptor, before)
             raise OSError(errno.ENOSPC, "no space left for a verdict", str(path))
@@ -306,6 +309,7 @@ def append_record(path: Path, record: Record) -> None:
 
 def _lock_for_a_while(descriptor: int, path: Path) -> bool:
     """Whether the lock is ours; not where another process holds it for longer than a line takes."""
+    # Once is enough: to wait again for each of thousands of verdicts would take hours.
     deadline = time.monotonic() + (0 if path in _held_by_others else _LOCK_PATIENCE)
     while True:
         try:

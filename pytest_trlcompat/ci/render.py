@@ -73,6 +73,7 @@ def _install(project: Project) -> list[str]:
     prepare = [f"python -m pip install uv=={_uv_version()}", 'uv venv --python "$PYTHON"']
     if project.stacks == ("uv.lock",):
         tests = f" --extra {project.extra}" if project.extra else f" --group {project.group}" if project.group else ""
+        # Last, since uv sync removes what the lock does not have; so does uv pip sync below.
         return [prepare[0], f'uv sync --frozen --python "$PYTHON"{tests}', f"uv pip install {ours}"]
     if project.stacks == ("pylock.toml",):
         itself = "--no-deps -e ." if project.installed else ""

@@ -286,6 +286,7 @@ def diagnose(
         for name in clear
         if not is_predicted(relevant[name], relevant[name].without_blockers(foreign), projection, considered)
     )
+    # A stable sort: issues with the same verdict stay in the order of their severity.
     issues.sort(key=lambda applicable: min(SEVERITY.index(effect.verdict) for effect in applicable.effects))
     scope = Scope(relevant, considered, neighbours, (trainer,) if trainer else trainers_in(spec, catalog), foreign)
     # Where a trainer's own suites were not run, that a cell is without known issues says too little.

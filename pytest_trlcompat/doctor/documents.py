@@ -32,6 +32,7 @@ def read_documents(sources: Sequence[str], stdin: Callable[[int], bytes], asked:
     if len(sources) == 1:
         (source,) = sources
         text = decoded(files.named_file(source), _where(source))
+        # A lock may come from standard input, or have another name.
         if _is_lock(source) or looks_like_lock(text):
             return read_lock(text, _where(source), asked)
         return _of_lists({source: text}, files, asked)

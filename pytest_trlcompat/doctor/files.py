@@ -88,6 +88,7 @@ class Files:
             StackSpecError: it cannot be read, or may not.
         """
         try:
+            # Resolved before it is judged, since a link may lead out of the folder.
             file = Path(os.path.realpath(self._open[-1].parent / path))
         except ValueError as error:  # a name that no file can have
             raise _unreadable(path, location, "not a path") from error
@@ -120,6 +121,7 @@ class Files:
             raise _unreadable(name, location, "Is a directory" if stat.S_ISDIR(mode) else special)
         try:
             with open(descriptor, "rb") as opened:
+                # One byte more than may be read shows that there is more.
                 return self._counted(opened.read(self._left + 1), name, location)
         except OSError as error:
             raise _unreadable(name, location, error.strerror or "") from error

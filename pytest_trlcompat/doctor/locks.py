@@ -143,6 +143,7 @@ def _mention(entry: Table, where: str, marker: str = "", sometimes: bool = False
         text = f"from {_shown(source)}"
         note = f"{where}: the version of {name} is not known ({text})"
         mention = Mention(name, text, ALL, where, note=note)
+    # Those are installed wherever TRL is.
     if sometimes and name not in REQUIRED_BY_TRL:
         text = f"{mention.text} or not installed"
         mention = dataclasses.replace(mention, text=text, versions=mention.versions | ABSENT, pinned=False)

@@ -287,6 +287,7 @@ def _platforms(atoms: Sequence[_Atom], platform: str) -> list[dict[str, str]]:
         name: [word for word in _words(a.literal for a in atoms if a.name == name) if word not in known]
         for name in names
     }
+    # Other systems than these three may be posix as well.
     named["os_name"].append("posix")
     every = [(*words, _OTHER) for words in named.values()]
     if math.prod(map(len, every)) > _MOST:

@@ -40,6 +40,7 @@ class Neighbours:
         for package in ORDER:
             if (here := self.pinned.get(package)) is not None:
                 apart = {text: _number(_public(text)) - _number(here) for text in self.measured.having(package) if text}
+                # Of two that are equally far the newer one comes first.
                 tables.append((package, {text: (abs(number), number < 0) for text, number in apart.items()}))
         return [
             (*(table.get(cell.versions.get(package, ""), (0, False)) for package, table in tables), cell.id)
@@ -109,6 +110,7 @@ class Neighbours:
         for far in self.nearest_first(cells):
             beyond = nearer
             for older, newer in sides:
+                # Where the far cell has the stack's own version, any other will do: -1 has every bit.
                 beyond &= ~older if older >> far & 1 else ~newer if newer >> far & 1 else -1
             if beyond:
                 near = self.nearest(beyond)

@@ -261,6 +261,7 @@ def fewest_issues(scope: Scope, fewer_than: int) -> Pins | None:
     best = None
     for number in neighbours.nearest_first(scope.usable(scope.considered) & neighbours.with_same_packages):
         names = [name for name, cells in shown.items() if cells >> number & 1]
+        # Only fewer count, so that of equal ones the nearest stays.
         if len(names) < fewer_than:
             fewer_than = len(names)
             best = Pins(neighbours.measured.cells[number], scope.considered, tuple(names))

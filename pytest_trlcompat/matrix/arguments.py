@@ -75,6 +75,7 @@ _USAGE = {
 
 
 class _Parser(argparse.ArgumentParser):
+    # argparse would print the message and end the process; a session of nox shows the text of a MatrixError.
     def error(self, message: str) -> NoReturn:
         raise MatrixError(f"{message}\n{self.format_usage().strip()}")
 
@@ -83,6 +84,7 @@ def parse_arguments(session: str, arguments: Sequence[str]) -> Arguments:
     """Parse the arguments after ``--``; those after a second ``--`` are passed to pytest."""
     cut = list(arguments).index("--") if "--" in arguments else len(arguments)
     ours, for_pytest = list(arguments[:cut]), tuple(arguments[cut + 1 :])
+    # No abbreviations: requested_pairwise and requested_added look for the full names among the same words.
     parser = _Parser(usage=_USAGE[session], add_help=False, allow_abbrev=False)
     parser.add_argument("positional", nargs="*")
     parser.add_argument("--issue", action="append", default=[])

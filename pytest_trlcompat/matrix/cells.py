@@ -207,6 +207,7 @@ class Matrix:
 
 def age(cell: Cell) -> tuple[Version, ...]:
     """A sort key: the versions of the pins, that of TRL first."""
+    # Every key names all packages, or the version of one would be compared with that of another.
     return tuple(Version(cell.pins.get(package, "0")) for package in ORDER)
 
 

@@ -101,6 +101,7 @@ class GroupTable:
         plan = json.loads((self.folder / _PLAN).read_text(encoding="utf-8"))
         known: dict[str, float] = plan["seconds"]
         both = [name for name in tests if name in known]
+        # A group that has not run yet is taken to need, for each of its tests, what those that have run needed.
         rate = sum(known[name] for name in both) / sum(tests[name] for name in both) if both else 1.0
         groups = [Group(name, known.get(name, count * rate), name in answers) for name, count in tests.items()]
         groups = ordered(groups, first_answer=plan["first_answer"])
@@ -120,12 +121,14 @@ class GroupTable:
     def claim(self, groups: Sequence[Group]) -> Claim | None:
         """Take the first of these groups that no process runs or has run; ``None``: there is none."""
         for group in groups:
-            file = open_lock(self._path(group))  # closed on exec, so that no launch server holds it
+            # Closed on exec, so that no launch server holds it.
+            file = open_lock(self._path(group))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.close()
                 continue
+            # Read under the lock: until now another process may have held it and have run the group.
             written = self._written(group)
             if _DONE_LINE.search(written) or written.count(_BEGUN) >= ATTEMPTS:
                 file.close()
@@ -143,6 +146,7 @@ class GroupTable:
 
     def open(self, groups: Sequence[Group]) -> list[Group]:
         """Those that no process has begun."""
+        # What was begun once stays so, and its file is not read again.
         self._begun |= {group.name for group in groups if group.name not in self._begun and self._written(group)}
         return [group for group in groups if group.name not in self._begun]
 
@@ -153,9 +157,11 @@ class GroupTable:
             return b""
 
     def _path(self, group: Group) -> Path:
+        # Names of groups are chosen by suites, and may hold what no file name can.
         return self.folder / f"group-{hashlib.sha256(group.name.encode()).hexdigest()[:16]}"
 
 
 def _append(file: IO[str], line: bytes) -> None:
+    # open_lock opens at the beginning, where the lines of an earlier attempt may stand.
     os.lseek(file.fileno(), 0, os.SEEK_END)
     os.write(file.fileno(), line)

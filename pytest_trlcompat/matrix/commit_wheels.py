@@ -63,6 +63,7 @@ def build(
         Untestable: when it cannot be built, with the reason, or is not of this package.
     """
     folder = _folder(package, sha[:_DIGITS], layout)
+    # Another command may be building the same commit.
     with locked(folder.with_suffix(".lock"), lambda: None):
         if _wheel_in(folder) is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -108,10 +109,12 @@ def _wheel_in(folder: Path) -> Path | None:
 
 def _read(path: Path, package: str, sha: str) -> CommitWheel:
     with zipfile.ZipFile(path) as archive:
+        # A wheel has one folder of metadata (PEP 427).
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         raw, _ = parse_email(archive.read(name))
     if canonicalize_name(raw.get("name", "")) != package:
         raise Untestable(f"commit {sha[:_DIGITS]} is one of {raw.get('name')}, not of {package}")
+    # A version has one local part, which is the commit's here; the sources may state another.
     public = Version(raw["version"]).public
     version = f"{public}+g{sha[:_DIGITS]}"
     return CommitWheel(path, package, public, version, tuple(raw.get("requires_dist", ())))

@@ -78,7 +78,8 @@ def _share(store: Path, cache: _Folder) -> int:
     folder, names = cache
     shared = 0
     for match in filter(None, map(_COMPILED.fullmatch, names)):
-        with contextlib.suppress(OSError):  # it was removed meanwhile, or cannot be linked
+        # It was removed meanwhile, or cannot be linked.
+        with contextlib.suppress(OSError):
             compiled = f"{folder}/{match[0]}"
             source = os.stat(f"{os.path.dirname(folder)}/{match['module']}.py", follow_symlinks=False)
             # A source with one link is of this environment alone, and a compiled module with several is shared already.
@@ -128,12 +129,14 @@ def _is_of(compiled: str, source: os.stat_result) -> bool:
 
 
 def _replace(shared_file: Path, compiled: str) -> None:
-    """Atomically, since another process may be importing it."""
+    """Put a shared module in the place of an environment's own."""
     temporary = f"{compiled}.{os.getpid()}"
     os.link(shared_file, temporary)
     try:
+        # Atomically, since another process may be importing it.
         os.replace(temporary, compiled)
     finally:
+        # It is gone where os.replace has moved it.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
 

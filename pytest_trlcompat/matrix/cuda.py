@@ -56,6 +56,7 @@ DeepSpeed needs ``nvidia-ml-py``.
 _OF_CUDA = re.compile(r"(cuda|nvidia)-.+")
 _HEADER = re.compile(r"^# (torch|date|wheel): (\S+)", re.MULTILINE)
 _LINE = re.compile(rf"(?P<release>{RELEASE.pattern})  # (?P<size>\d+) bytes")
+# Builds for CPUs assign None there, without quotes: ``cuda: Optional[str] = None``.
 _BUILT_FOR_CUDA = re.compile(r"^cuda\b[^=]*= *['\"]", re.MULTILINE)
 
 
@@ -146,11 +147,13 @@ def _resolve(torch: str, python: str, day: datetime.date | None = None) -> CudaL
     day = day or datetime.datetime.now(datetime.timezone.utc).date()
     answer = uv_network_first(
         [
+            # Of uv's formats this one states the sizes of files.
             *("pip", "compile", "-", "--quiet", "--no-header", "--format", "pylock.toml", "--python", python),
             *("--exclude-newer", f"{day.isoformat()}T00:00:00Z"),
             *WHEELS_ONLY,
         ],
         stdin=f"torch=={torch}",
+        # A wheel folder of the user's may hold a build for CPUs, which requires none of these.
         index_alone=True,
     )
     packages: dict[str, str] = {}

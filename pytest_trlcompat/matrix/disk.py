@@ -32,7 +32,8 @@ def announcement(matrix: Matrix, cells: Iterable[Cell], layout: Layout) -> str |
     try:
         missing = [need for python, releases in torches.items() for need in needs(releases, python, layout)]
     except Untestable:
-        missing = []  # the cell itself reports the reason when it runs
+        # The cell itself reports the reason when it runs.
+        missing = []
     if not missing:
         return None
     named = ", ".join(f"torch {need.torch} ({_gigabytes(need.size)})" for need in missing)
@@ -73,6 +74,7 @@ def free_space(
             break
         if finished_lock.digest not in {other.digest for other in in_demand} and remove(finished_lock, layout, say):
             say(f"{finished_lock.cell_id}: finished; its environment is removed to free disk space")
+            # Files that environments share by hard links take space until the last of these is gone.
             drop_unused(layout, say, in_demand)
 
 

@@ -105,6 +105,7 @@ def renew(matrix: Matrix, project: Downstream, layout: Layout) -> Lock:
     both = locks.compile_versions(dated, [*pins, *matrix.harness], project.date, **options)
     lock = Lock(f"downstream-{project.name}", project.date, matrix.python, both, _request(matrix, project))
     added = " ".join(name for name in both if name not in theirs)
+    # A lock has no field for it; read_lock passes over lines of the header that it does not know.
     text = lock.to_text().replace("# asked:", f"# added: {added}\n# asked:", 1)
     text = text.replace("`nox -s lock` renews the kept ones", "`nox -s downstream -- --lock` renews it", 1)
     write_whole(layout.downstream / "locks" / f"{project.name}.txt", text)

@@ -70,10 +70,11 @@ class Environment:
     @property
     def variables(self) -> dict[str, str]:
         """Environment variables of its processes: its own programs first on the path, and its own folder for compiled
-        extensions, since an operator built for one DeepSpeed must not be loaded by another."""
+        extensions."""
         return {
             "VIRTUAL_ENV": str(self.root),
             "PATH": os.pathsep.join([str(self.root / "bin"), os.environ.get("PATH", os.defpath)]),
+            # An operator that was built for one DeepSpeed must not be loaded by another.
             "TORCH_EXTENSIONS_DIR": str(self.root / "torch_extensions"),
             "PYTHONNOUSERSITE": "1",
             **({} if self.project is None else {"PYTHONPATH": str(self.project)}),
@@ -164,12 +165,10 @@ def reserved(lock: Lock, layout: Layout) -> contextlib.AbstractContextManager[No
 
 
 def _build_variables(lock: Lock) -> dict[str, str]:
-    """What a build needs with the lock's setuptools.
-
-    77.0.3, which vLLM pins for CPUs, loads distutils' commands before it puts its own ``Command`` there, so that
-    torch's ``BuildExtension.with_options`` ends with ``Command.__init__() got an unexpected keyword argument
-    'use_ninja'``; not with the standard library's distutils, which Python has up to 3.11.
-    """
+    """What a build needs with the lock's setuptools."""
+    # 77.0.3, which vLLM pins for CPUs, loads distutils' commands before it puts its own ``Command`` there, so that
+    # torch's ``BuildExtension.with_options`` ends with ``Command.__init__() got an unexpected keyword argument
+    # 'use_ninja'``; not with the standard library's distutils, which Python has up to 3.11.
     old = lock.packages.get("setuptools") == "77.0.3" and Version(lock.python) < Version("3.12")
     return {"SETUPTOOLS_USE_DISTUTILS": "stdlib"} if old else {}
 
@@ -298,7 +297,8 @@ def _remove(root: Path, say: Say) -> bool:
     waiting = functools.partial(say, f"{root.name}: another process is building it; waiting")
     with explained_os_errors(), locked(root.with_suffix(".lock"), waiting), unless_in_use(_users(root)) as free:
         if free:
-            shutil.rmtree(root)  # its lock files stay, since another process may be waiting for them
+            # Its lock files stay, since another process may be waiting for them.
+            shutil.rmtree(root)
         return free
 
 
@@ -311,15 +311,17 @@ def _root(lock: Lock, layout: Layout) -> Path:
 
 
 def _build(root: Path, interpreter: str, fill: Callable[[str], None], starting: Callable[[], None]) -> None:
-    """Build in place, because scripts in ``bin`` contain absolute paths; the stamp, written last, marks it complete."""
+    """Build an environment, unless it is complete."""
     if _is_complete(root):
         return
     starting()
     shutil.rmtree(root, ignore_errors=True)
     try:
         with explained_os_errors():
+            # In its place, because scripts in ``bin`` contain absolute paths.
             uv(["venv", "--quiet", "--python", interpreter, str(root)], offline=Path(interpreter).is_absolute())
             fill(str(root / "bin" / "python"))
+            # Last, since it marks the environment as complete.
             write_whole(root / _STAMP, json.dumps({"format": _FORMAT}))
     except DiskFull:
         shutil.rmtree(root, ignore_errors=True)
@@ -327,6 +329,7 @@ def _build(root: Path, interpreter: str, fill: Callable[[str], None], starting: 
 
 
 def _is_complete(root: Path) -> bool:
+    # The interpreter is a link, which leads nowhere once uv's Python has been removed.
     return (root / _STAMP).is_file() and (root / "bin" / "python").exists()
 
 
@@ -339,7 +342,8 @@ def _install_project(root: Path, layout: Layout) -> None:
     stamp = root / "trlcompat-project.txt"
     try:
         metadata = (layout.root / "pyproject.toml").read_text(encoding="utf-8")
-    except FileNotFoundError:  # nothing to install: processes of ours find the project on their path
+    except FileNotFoundError:
+        # Nothing to install: processes of ours find the project on their path.
         return
     digest = _digest(str(layout.root), metadata)
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == digest:

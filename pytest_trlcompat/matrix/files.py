@@ -19,6 +19,7 @@ __all__ = ["disk_is_full", "explained_os_errors", "in_use", "locked", "unless_in
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write atomically: a reader, also after a crash, finds the old file or the new one, never a part of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, since os.replace is atomic within one file system alone.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -36,12 +37,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold an exclusive lock on ``path`` for the block.
 
-    The kernel releases the lock when its holder dies, so there are no stale locks.
-
     Args:
         waiting: called once when another process holds the lock, before waiting for it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # The kernel releases the lock when its holder dies, so there are no stale ones.
     # It is closed on exec: a child that outlives its parent does not keep the lock.
     with open_lock(path) as file:
         try:
@@ -61,6 +61,7 @@ def in_use(path: Path) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_lock(path) as file:
+        # Waits where somebody removes it just now; who uses it looks afterwards whether it is there.
         fcntl.flock(file, fcntl.LOCK_SH)
         yield
 

@@ -82,7 +82,8 @@ def of_pytorch_index(requirement: str, python: str, backend: str, options: Seque
     digests = tuple(sorted(set(_HASH.findall(answer))))
     if not digests:
         return None
-    release = answer.split()[0]  # with the local part of its version: torch==2.13.0+cpu
+    # With the local part of its version: torch==2.13.0+cpu.
+    release = answer.split()[0]
     _remember(path, python, {release: digests})
     return _line(release, digests)
 
@@ -111,8 +112,6 @@ def ask(requirements: Iterable[str], python: str, *, index_alone: bool = False) 
 def renew(releases: Mapping[str, Collection[str]], layout: Layout) -> dict[str, list[str]]:
     """Write the files of the repository: the hashes that they have, those of new releases, and no other release's.
 
-    A hash that is there stays as it is: the files of a release do not change.
-
     Args:
         releases: Python to the releases of all locks for it.
 
@@ -123,6 +122,7 @@ def renew(releases: Mapping[str, Collection[str]], layout: Layout) -> dict[str, 
     for python, requirements in releases.items():
         path = _path(layout.hashes, python)
         known = read(path)
+        # A hash that is there stays as it is: the files of a release do not change.
         added[python] = sorted(set(requirements) - set(known))
         # A hash from a wheel folder would be that of this machine's own build.
         known |= ask(added[python], python, index_alone=True)
@@ -185,6 +185,7 @@ def _digests(package: Mapping[str, Any], python: str) -> set[str]:
 
 def _name(file: Mapping[str, Any]) -> str:
     place = file.get("name") or file.get("path") or urlsplit(file["url"]).path
+    # In a URL the plus sign before a local part is %2B.
     return unquote(str(place)).rpartition("/")[2]
 
 

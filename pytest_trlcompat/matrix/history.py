@@ -2,7 +2,7 @@
 
 The newest is not among them: it is ``fixtures/evidence.json``, which ships with the package, and comes here when
 another takes its place. The same facts in fewer bytes: a letter for each verdict, in columns that all cells share, so
-that a year of weeks is read in a moment. gzip, since every Python has it; xz would save a quarter, zstd is a package.
+that a year of weeks is read in a moment.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ def pack(evidence: Evidence) -> bytes:
         "columns": columns,
         "cells": [_packed(cell, columns) for cell in evidence.cells],
     }
+    # gzip, since every Python has it: xz would save a quarter, zstd is a package.
+    # Without mtime the time of writing would be part of the bytes.
     return gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0)
 
 

@@ -63,6 +63,7 @@ def run_cell(
         MatrixError: for an error of the operating system, or a damaged results file.
         KeyboardInterrupt: after all child processes have ended; finished verdicts are kept.
     """
+    # Sorted, since they are part of the digest by which an interrupted run is continued.
     arguments = (tuple(sorted(issues)), fresh, tuple(pytest_arguments), tuple(following), say)
     with explained_os_errors(), alone(cell, sweep, say):
         return CellJob(matrix, cell, sweep, *arguments).run()
@@ -152,6 +153,7 @@ class CellJob:
             reservations.enter_context(reserved(lock, layout))
             self._environment = ensure(lock, layout, self.say)
         except DiskFull as error:
+            # Not the fault of the cell, with which the same command goes on.
             self._write(INTERRUPTED, str(error))
             return self._ended(Outcome(self.sidecar, (), out_of_space=True))
         except Untestable as error:
@@ -256,7 +258,8 @@ class CellJob:
         """The locks of the cells that run later, as far as they are known."""
         later_locks = []
         for cell in self.following:
-            with contextlib.suppress(MatrixError):  # a damaged lock is reported when its cell runs
+            # A damaged lock is reported when its cell runs.
+            with contextlib.suppress(MatrixError):
                 later_locks.append(kept(self.matrix, cell, self.sweep.layout))
         return [lock for lock in later_locks if lock is not None]
 

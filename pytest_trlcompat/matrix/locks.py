@@ -51,6 +51,7 @@ __all__ = [
     "strays",
 ]
 
+# uv's --exclude-newer holds for all packages; one is excepted by a day that never comes.
 _FOREVER = "9999-01-01T00:00:00Z"
 
 
@@ -160,11 +161,9 @@ def kept(matrix: Matrix, cell: Cell, layout: Layout) -> Lock | None:
 
 
 def kept_date(cell: Cell, layout: Layout) -> datetime.date | None:
-    """The date as of which a cell was resolved, from its lock in the repository, else from the one resolved before.
-
-    The date follows from the cell's pins, so that of an outdated lock is still correct.
-    """
+    """The date as of which a cell was resolved, from its lock in the repository, else from the one resolved before."""
     paths = (folder / f"{cell.id}.txt" for folder in (layout.locks, layout.resolved))
+    # The date follows from the cell's pins, so that of an outdated lock is still correct.
     return next((read_lock(path).date for path in paths if path.is_file()), None)
 
 
@@ -228,15 +227,15 @@ def compile_versions(
         needed: packages to keep although a CPU build of torch does not have them.
         wheels: folders of wheels that are searched as well as the index.
 
-    A package that is built for CPUs may require torch by the local version of PyTorch's CPU builds (``2.11.0+cpu``).
-    If the index has only another build of that release, that build is taken: both have the same interface.
-
     Raises:
         Untestable: with the resolver's reason.
     """
     try:
         return _compile(matrix, requirements, date, preferred, left_out, needed, wheels)
     except Untestable as error:
+        # A package that is built for CPUs may require torch by the local version of PyTorch's CPU builds (2.11.0+cpu).
+        # If the index has only another build of that release, that build is taken: both have the same interface.
+        # uv says this in words alone: its exit status is that of any conflict.
         torch = next((line for line in requirements if line.startswith("torch==")), "")
         if not torch or f"no version of {torch}+cpu" not in str(error):
             raise
@@ -282,8 +281,6 @@ def _compile(
 def find_date(matrix: Matrix, cell: Cell) -> datetime.date:
     """The date as of which a cell without one is resolved: the upload of its newest pin, plus ``settle_days``.
 
-    It is never in the future, since later releases would then change the result.
-
     Raises:
         Untestable: when a pinned version is unknown.
         MatrixError: when the index does not provide upload times.
@@ -293,12 +290,14 @@ def find_date(matrix: Matrix, cell: Cell) -> datetime.date:
         return _today()
     answer = uv_network_first(
         [
+            # Of uv's formats this one states when a file was uploaded.
             *("pip", "compile", "-", "--quiet", "--no-header", "--no-deps", "--format", "pylock.toml"),
             *("--python", matrix.python_of(cell)),
             *WHEELS_ONLY,
         ],
         stdin="\n".join(pins),
     )
+    # Never in the future, since later releases would then change the result.
     return min(_newest_upload(answer, cell) + datetime.timedelta(days=matrix.settle_days), _today())
 
 
@@ -330,6 +329,7 @@ def _packages(answer: str) -> dict[str, str]:
 
 
 def _midnight(day: datetime.date) -> str:
+    # A day without a time would be one of this machine's time zone, and differ from machine to machine.
     return f"{day.isoformat()}T00:00:00Z"
 
 

@@ -87,6 +87,7 @@ class Machine:
         children: dict[int, list[int]] = {}
         for path in self.proc.glob("[0-9]*/stat"):
             with contextlib.suppress(OSError, ValueError, IndexError):
+                # The program's name stands in parentheses before these, and may hold spaces and parentheses itself.
                 fields = path.read_text(errors="replace").rpartition(")")[2].split()
                 pid = int(path.parent.name)
                 children.setdefault(int(fields[1]), []).append(pid)
@@ -136,6 +137,7 @@ class Machine:
         """The folders of the control groups of this process for a controller, and of those around them."""
         for line in _text(self.proc / "self" / "cgroup").splitlines():
             number, controllers, path = line.split(":", 2)
+            # Version 2 has one hierarchy for all controllers, with the number 0 and without their names.
             if number == "0" or controller in controllers.split(","):
                 root = self.cgroups if number == "0" else self.cgroups / controller
                 folder = root / path.lstrip("/")

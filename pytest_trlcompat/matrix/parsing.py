@@ -73,6 +73,7 @@ def parse_day(value: object) -> datetime.date:
     Raises:
         MatrixError: when it is not a date.
     """
+    # First, since a datetime is a date as well.
     if isinstance(value, datetime.datetime):
         raise MatrixError(f"date {value.isoformat()} has a time of day; write a day, for example 2025-02-28")
     if isinstance(value, datetime.date):

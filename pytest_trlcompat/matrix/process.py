@@ -36,7 +36,7 @@ def run(
 ) -> int:
     """Run ``command`` to its end and return its exit status, negative for death by a signal.
 
-    The child leads its own process group, so that it gets Ctrl-C only from here, and once. On Ctrl-C, SIGTERM (which
+    On Ctrl-C, SIGTERM (which
     ``nox --parallel`` sends to its sessions) and SIGHUP it gets SIGINT, and is then killed together with all its
     descendants, including those in other process sessions.
 
@@ -70,7 +70,8 @@ def started(
     running = None
     with signals_as_ctrl_c():
         try:
-            with deferred_signals():  # a child that is not assigned yet could not be stopped
+            # A child that is not assigned yet could not be stopped.
+            with deferred_signals():
                 running = start(command, env=env, cwd=cwd, output=output)
             yield running.child
         finally:
@@ -97,7 +98,8 @@ def start(command: Sequence[str], *, env: Mapping[str, str], cwd: Path, output: 
         list(command),
         env={**env, _MARK: mark},
         cwd=cwd,
-        stdin=subprocess.DEVNULL,  # the kernel would stop a background group that reads the terminal
+        # The kernel would stop a background group that reads the terminal.
+        stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         preexec_fn=_lead_a_group(os.getpid()),
@@ -120,6 +122,7 @@ def end(running: Sequence[Running], grace: float = _GRACE) -> None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(max(deadline - time.monotonic(), 0.0))
         for child in alive:
+            # Also where the child itself has ended by now: others of its group may be left.
             _signal_group(child.pid, signal.SIGKILL)
             child.wait()
         # Descendants in process groups of their own are known by the variable that they have inherited.
@@ -129,6 +132,7 @@ def end(running: Sequence[Running], grace: float = _GRACE) -> None:
 
 def _lead_a_group(parent: int) -> Callable[[], None]:
     def prepare() -> None:
+        # A group of its own, so that it gets Ctrl-C only from here, and once.
         os.setpgid(0, 0)
         # In case this process is killed by SIGKILL, which it cannot handle.
         die_with_parent(parent, signal.SIGTERM)

@@ -216,6 +216,7 @@ def _checked(name: str, raw: Mapping[str, Any], problems: list[str]) -> Any:
     """
     value = raw[name]
     try:
+        # A damaged version costs that package alone, not the whole lock.
         if name == "lock":
             return _lock(value, problems)
         return _KINDS[name](value)

@@ -98,6 +98,7 @@ def requested_shard(arguments: Sequence[str]) -> tuple[int, int] | None:
         MatrixError: it is no part.
     """
     for index, argument in enumerate(arguments):
+        # Without the parser, as in requested_pairwise: nox asks for sessions that other arguments belong to, too.
         if argument.partition("=")[0] == SHARD:
             text = argument.partition("=")[2] or "".join(arguments[index + 1 : index + 2])
             match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
@@ -121,6 +122,7 @@ def shard_of(cells: Sequence[Cell], cost: Mapping[str, float], shard: tuple[int,
     middle = statistics.median(cost.values()) if cost else 1.0
     heap = [(0.0, part) for part in range(1, parts + 1)]
     chosen: dict[str, int] = {}
+    # By id where costs are equal: every machine must come to the same parts.
     for cell in sorted(cells, key=lambda cell: (-cost.get(cell.id, middle), cell.id)):
         load, part = heapq.heappop(heap)
         chosen[cell.id] = part
@@ -139,6 +141,7 @@ def costs(layout: Layout) -> dict[str, float]:
     try:
         cells = load(layout.evidence).cells
     except EvidenceError:
+        # Cells of which nothing is known count as the middle one does, see shard_of.
         cells = ()
     verdicts = {cell.id: sum(verdict is not Verdict.ABSENT for verdict in cell.verdicts.values()) for cell in cells}
     both = [name for name in seconds if verdicts.get(name)]

@@ -19,6 +19,7 @@ __all__ = ["OF_THE_MACHINE", "child_variables", "code_digest", "inherited_variab
 def suite_command(environment: Environment, layout: Layout, results: Path, issues: Sequence[str] = ()) -> list[str]:
     """The command that runs the suites of ``issues`` (empty: all) with pytest, and appends their verdicts to a file."""
     return [
+        # The plugin is named, since child_variables keeps pytest from loading any by itself.
         *(str(environment.python), "-m", "pytest", "-p", "trlcompat", "-p", "no:cacheprovider"),
         *("--trlcompat-results", str(results)),
         *(option for issue in issues for option in ("--trlcompat-issue", issue)),
@@ -35,6 +36,7 @@ def inherited_variables(*also: str) -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
+        # With Sweep.VARIABLE a nox that a test starts would take itself for a worker of this sweep.
         if not name.startswith(("PYTEST_", "PYTHON", "NOX_", *also)) and name not in (Sweep.VARIABLE, places.VARIABLE)
     }
 
@@ -42,6 +44,7 @@ def inherited_variables(*also: str) -> dict[str, str]:
 def child_variables(environment: Environment) -> dict[str, str]:
     """The child's variables: none of the caller's Python or pytest, no other plugins, no model hub, no progress bar."""
     return {
+        # By pytest-cov's variables every Python of the cell would measure coverage.
         **inherited_variables("COV_"),
         **environment.variables,
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",

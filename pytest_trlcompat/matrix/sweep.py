@@ -37,6 +37,7 @@ class Sweep:
     def __init__(self, layout: Layout, environ: MutableMapping[str, str] = os.environ) -> None:
         self.layout = layout
         self.outermost = self.VARIABLE not in environ
+        # _runs() reads the number of the process at the end of the name.
         self.name = environ.setdefault(self.VARIABLE, f"{int(time.time())}-{os.getpid()}")
         self._all = layout.results / ".sweeps"
 
@@ -50,7 +51,8 @@ class Sweep:
             (self._all / self.name).mkdir(parents=True, exist_ok=True)
             try:
                 (self._all / self.name / cell_id).touch()
-            except FileNotFoundError:  # a command that ended has just removed the folder, since it was empty
+            except FileNotFoundError:
+                # A command that ended has just removed the folder, since it was empty.
                 continue
             return
 
@@ -79,7 +81,8 @@ class Sweep:
         """
         locks = []
         for path in sorted(self.layout.results.glob("*.cell.json"), key=lambda path: path.stat().st_mtime):
-            with contextlib.suppress(MatrixError):  # a damaged sidecar is reported when its cell runs
+            # A damaged sidecar is reported when its cell runs.
+            with contextlib.suppress(MatrixError):
                 sidecar = read_sidecar(path)
                 if sidecar.sweep == self.name and sidecar.state != RUNNING and sidecar.date is not None:
                     locks.append(Lock(sidecar.id, parse_day(sidecar.date), sidecar.python or python, sidecar.lock, ""))
@@ -87,6 +90,7 @@ class Sweep:
 
     def close(self) -> None:
         """End the command. If a cell is still running, it was interrupted, and its folder stays."""
+        # The folder to which a cell refers is how was_interrupted() knows that its sweep was.
         referred = {sidecar.sweep for sidecar in read_sidecars(self.layout)} - {self.name}
         for folder in self._all.glob("*"):
             if folder.name not in referred and (folder.name == self.name or not _runs(folder.name)):

@@ -37,6 +37,7 @@ _PIN = re.compile(r"-torch([0-9][^-]*)")
 
 def requested_torch(arguments: Sequence[str]) -> str | None:
     """The value of ``--torch`` among the arguments of a session; ``None`` without it."""
+    # Without the parser, as in requested_pairwise: nox asks for sessions that other arguments belong to, too.
     for index, argument in enumerate(arguments):
         if argument == OPTION:
             return "".join(arguments[index + 1 : index + 2])
@@ -154,4 +155,5 @@ def _pinned(matrix: Matrix, cell: Cell, torch: str, day: datetime.date | None) -
     if matrix.pins.get("torch") == torch:
         return dataclasses.replace(cell, pins=rest)
     pins = parse_pins(f"{package}={version}" for package, version in {**rest, "torch": torch}.items())
+    # As of the same day as before, so that nothing but torch and what it requires differs.
     return dataclasses.replace(cell, pins=pins, date=day)

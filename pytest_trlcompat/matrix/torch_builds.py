@@ -70,8 +70,7 @@ def install(torch: str, python: str, interpreter: Path, layout: Layout, say: Cal
 def needs(torches: Iterable[str], python: str, layout: Layout) -> list[Need]:
     """The disk space that builds need which are not on this machine yet.
 
-    A library that two of them need is counted with the first. If uv's cache is on another disk than the environments,
-    files cannot be shared by links, and each environment is counted with all its files.
+    A library that two of them need is counted with the first.
 
     Args:
         torches: the releases of torch, one for each environment that is to be built.
@@ -79,6 +78,7 @@ def needs(torches: Iterable[str], python: str, layout: Layout) -> list[Need]:
     linked = _can_link(layout)
     counted: set[str] = set()
     sizes: dict[str, int] = {}
+    # If uv's cache is on another disk, files cannot be shared by links, and each environment has all of its own.
     for torch in dict.fromkeys(torches) if linked else torches:
         size = _missing(torch, python, layout, counted) if linked else _whole(torch, python, layout)
         sizes[torch] = sizes.get(torch, 0) + size
@@ -110,6 +110,7 @@ def prune(layout: Layout, torches: Mapping[str, str]) -> list[str]:
             continue
         with _reserved(store):
             name, _, version = store.name.partition("==")
+            # Metadata have underscores where the name has hyphens (PEP 427).
             information = f"lib/python*/site-packages/{name.replace('-', '_')}-{version}*.dist-info"
             if not any(layout.environments.glob(f"cell-*/{information}")):
                 shutil.rmtree(store)
@@ -170,6 +171,7 @@ def _installed_offline(command: Sequence[str], lines: str) -> bool:
 def _from_store(store: Path, command: Sequence[str], line: str) -> None:
     try:
         uv_cached_first([*command, *_HASHED, "--cache-dir", str(store)], stdin=line)
+    # A part must not stay: where the folder is there, the whole package counts as there.
     except DiskFull:
         shutil.rmtree(store, ignore_errors=True)
         raise
@@ -181,6 +183,7 @@ def _missing(torch: str, python: str, layout: Layout, counted: set[str]) -> int:
     Args:
         counted: packages that were counted before; those counted now are added.
     """
+    # An empty target: uv would not count what an environment has already.
     with tempfile.TemporaryDirectory() as folder:
         command = ["pip", "install", "--no-deps", "--python", python, "--target", folder]
         cached, is_cpu_build = _build(torch, command)
@@ -215,6 +218,7 @@ def _build(torch: str, command: Sequence[str]) -> tuple[bool, bool]:
     """Whether uv's cache has a build of this torch, and whether the available build is a CPU build."""
     options = torch_backend(os.environ)
     would_install = uv_would_install([*command, *options, f"torch=={torch}"])
+    # uv names a build by the local part of its version.
     is_cpu_build = would_install is not None and f"torch=={torch}+cpu" in would_install
     return would_install is not None, bool(options) or is_cpu_build
 

@@ -44,6 +44,7 @@ _LINES = 30
 _DISK_FULL = f"(os error {errno.ENOSPC})"
 # uv draws a tree: multiplication sign, box drawing, triangle.
 _ORNAMENT = re.compile(r"^(?:error:|cause:|[\u00d7\u2500-\u257f\u25b6\s]+)\s*")
+# uv has no exit status of its own for a network that is not there.
 _NETWORK = re.compile(r"failed to fetch|connect|dns error|timed out|network|tls|error sending request", re.IGNORECASE)
 
 
@@ -92,7 +93,9 @@ def uv_would_install(arguments: Sequence[str]) -> str | None:
         arguments: without ``--quiet``.
     """
     try:
+        # uv tells people on standard error what it would do.
         output = _run([*arguments, "--dry-run"], None, offline=True, index_alone=False).stderr
+    # Without the network it is an error that the cache lacks something.
     except Untestable:
         return None
     return None if "Would download" in output else output
@@ -181,6 +184,7 @@ def torch_backend(environ: Mapping[str, str]) -> list[str]:
 
 
 def _may_hold_torch(link: str) -> bool:
+    # What a page on the network links to is not known without asking it.
     if "://" in link and not link.startswith("file://"):
         return True
     return any(Path(link.removeprefix("file://")).glob("torch-*.whl"))

@@ -37,6 +37,7 @@ def no_defaults(name: str) -> Any:
 
 def same(value: Any, expected: Any) -> bool:
     """Whether two values are the same: of numbers their value, of truths never a number, of words no case."""
+    # In Python True equals 1.
     if isinstance(value, bool) or isinstance(expected, bool):
         return value is expected
     if isinstance(value, str) and isinstance(expected, str):

@@ -22,6 +22,7 @@ _SHARDING = {"1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "hyb
 def model_facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Of a model by its config, given as ``to_dict()`` or ``config.json`` has it."""
     text = config.get("text_config") if isinstance(config.get("text_config"), Mapping) else {}
+    # A model with images has the config of its text model within.
     both = {**(text or {}), **config}
     values: dict[str, Any] = {
         "model.experts": any(both.get(name) for name in _EXPERTS),
@@ -41,6 +42,7 @@ def adapter_facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Of an adapter by its config, given as ``to_dict()`` or ``adapter_config.json`` has it."""
     modules = list(config.get("modules_to_save") or [])
     return {
+        # The text of an enum may begin with its class: PeftType.LORA.
         "adapter.type": str(config.get("peft_type", "lora")).rpartition(".")[2].casefold(),
         "adapter.modules_to_save": modules,
         "adapter.saves_head": any(name in HEADS for name in modules),

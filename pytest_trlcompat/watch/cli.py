@@ -26,6 +26,7 @@ from pytest_trlcompat.watch.session import Watch
 __all__ = ["FAILED", "main", "watch"]
 
 _ROOT = Path(__file__).resolve().parents[2]
+# The last is 128 and the number of SIGINT, as shells have it.
 _AS_PREDICTED, _CHANGED, FAILED, _INTERRUPTED = 0, 1, 2, 130
 
 

@@ -42,6 +42,7 @@ class AskedCommit:
             Untestable: when the commit cannot be built, with the reason.
         """
         commit = self.clone.commit(self.revision)
+        # remove_worktrees knows by this name, and the number at its end, whose files they were.
         folder = layout.commits.resolve() / f"tree-{commit.sha[:12]}-{os.getpid()}"
         files = functools.partial(self.clone.worktree, commit, folder)
         try:
@@ -99,6 +100,7 @@ def parse_commit(text: str) -> AskedCommit:
     if not Path(named).expanduser().is_dir() and "@" in named:
         folder, _, revision = named.rpartition("@")
     clone = Clone(Path(folder).expanduser().resolve(), _OPTION)
-    clone.check(may_be_dirty=True)  # the commit's files are taken, whatever has been changed since
+    # The commit's files are taken, whatever has been changed since.
+    clone.check(may_be_dirty=True)
     clone.commit(revision)
     return AskedCommit(package, clone, revision)

@@ -106,6 +106,7 @@ def _when(wrong: Mapping[str, str], correction: Correction) -> dict[str, str]:
     bound = f">={correction.first}"
     both = ",".join(part for part in (bound, wrong.get(correction.package, "")) if part)
     narrowed = parse(both)
+    # Several intervals are described with "or", which no specifier set has.
     return {**wrong, correction.package: narrowed.describe() if len(narrowed.intervals) == 1 else both}
 
 

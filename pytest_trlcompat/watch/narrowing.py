@@ -115,15 +115,18 @@ def narrow(
     folder = layout.bisections
     narrowed = read_narrowed(change, folder, code_digest(layout))
     if narrowed is not None and narrowed.found:
-        return narrowed  # one that found nothing is tried again: it may have been the network, or the disk
+        # One that found nothing is tried again: it may have been the network, or the disk.
+        return narrowed
     command = [sys.executable, "-m", "pytest_trlcompat.bisect", *arguments]
     shown = f"trlcompat bisect {' '.join(_public(arguments))}"
     say(f"bisects: {change.sentence}")
     log = folder / f"{change.key}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    _json(folder, change).unlink(missing_ok=True)  # of other code, or of a search that found nothing
+    # What is there is of other code, or of a search that found nothing.
+    _json(folder, change).unlink(missing_ok=True)
     with open(log, "wb") as output:
         status = process.run(command, env=dict(os.environ), cwd=layout.root, output=output)
+    # Only now: a result without it is not believed, so that a bisection that was stopped has found nothing.
     write_whole(_code(folder, change), code_digest(layout) + "\n")
     narrowed = read_narrowed(change, folder, code_digest(layout)) if status == 0 else None
     if narrowed is None:
@@ -158,6 +161,7 @@ def read_narrowed(change: Change, folder: Path, code: str) -> Narrowed | None:
             report=report.read_text(encoding="utf-8") if report.is_file() else "",
         )
     except (OSError, ValueError, KeyError, TypeError):
+        # Damaged, or of another release: the search is run again.
         return None
 
 

@@ -164,6 +164,7 @@ def _correct(
     edited: dict[Path, str] = {}
     for change, narrowed in changes:
         try:
+            # Each upon the ones before, since two may concern one file.
             edited = correct(layout.catalog, edited, _correction(change, narrowed))
         except NotCorrected as error:
             left_out.append(f"{change.sentence}: {error}")

@@ -98,7 +98,9 @@ def _alone(matrix: Matrix, layout: Layout, known: Known, release: Release) -> Wa
     preferred = [line for line in base.requirements if line.partition("==")[0] != release.package]
     asked = matrix.requirements(Cell({release.package: release.version}, date))
     try:
+        # The newest known stack may have packages that came later than this release.
         packages = compile_versions(matrix, asked, max(date, base.date), preferred)
+    # Also an Untestable, but one that says nothing of the release.
     except Unreachable:
         raise
     except Untestable:  # the cell itself says why, when it is run
@@ -191,6 +193,7 @@ def _fewest_pins(
         # All is as in the stack, or differs though it is pinned, which another pin would not change.
         if not needed.keys() - pins.keys():
             return cell
+        # At least one more each time, of the few that a stack has.
         pins.update(needed)
 
 

@@ -142,6 +142,7 @@ class Watch:
         for commit in self.commits:
             try:
                 cells.append(cell_of_commit(self.matrix, self.layout, self.known, commit))
+            # Also an Untestable, but one that says nothing of the commit.
             except Unreachable:
                 raise
             except Untestable as error:
@@ -223,7 +224,8 @@ class Watch:
             due=len(account.due),
         )
         if self.options.since is not None:
-            return outcome  # a patch to the matrix of today does not follow from a past
+            # A patch to the matrix of today does not follow from a past.
+            return outcome
         changes = [(change, cause.narrowed) for cause in causes for change in cause.changes]
         tested = [watched for watched in self.plan if watched.cell.id in reports and watched.commit is None]
         patch = make_patch(self.matrix, self.layout, tested, changes)
@@ -276,7 +278,8 @@ class Watch:
 
     def _measured_boundary(self, change: Change) -> Narrowed | None:
         if self.options.clones or change.cell.release is None or change.cell.commit is not None:
-            return None  # a search goes on to the commit, or there is more than one release
+            # A search goes on to the commit, or there is more than one release.
+            return None
         sidecar = sidecar_of(change.cell.cell, self.layout)
         releases = self._all.versions().get(change.cell.release.package, ())
         base_verdicts = self._base_verdicts(self.reports())

@@ -60,6 +60,7 @@ class ExecutionContext:
             return {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "GIT_"))}
         variables = child_variables(self.environment)
         if self.overlay is not None:
+            # An empty entry of PYTHONPATH would be the current folder.
             behind = filter(None, [variables.get("PYTHONPATH")])
             variables["PYTHONPATH"] = os.pathsep.join([str(self.overlay), *behind])
         return variables

@@ -78,6 +78,7 @@ class Clone:
         bare = self._git("rev-parse", "--is-bare-repository", failure=f"{self.named}: not a git clone")
         if bare.strip() == "true":
             return  # nothing is checked out there
+        # Each line has two letters for the file's state and a space before its path.
         changed = self._git("status", "--porcelain", "--untracked-files=no").splitlines()
         if changed and not may_be_dirty:
             raise BisectError(
@@ -131,6 +132,7 @@ class Clone:
         ``first`` must be an ancestor of ``last``.
         """
         answer = self._git("log", "--first-parent", "--reverse", "--format=%H%x09%cs%x09%s", f"{first}..{last}", "--")
+        # git's range leaves out the commit at which it begins.
         return [self.commit(first), *(Commit(*line.split("\t", 2)) for line in answer.splitlines())]
 
     @contextlib.contextmanager
@@ -159,6 +161,7 @@ class Clone:
         with _one_at_a_time(below) as lock:
             lines = self._git("worktree", "list", "--porcelain", hold=lock).splitlines()
         known = [Path(line.partition(" ")[2]) for line in lines if line.startswith("worktree ")]
+        # git names worktrees by their resolved paths.
         return [folder for folder in known if folder.parent == below.resolve()]
 
     def remove_worktrees(self, below: Path, *, own_too: bool) -> int:
@@ -182,10 +185,11 @@ class Clone:
 
     def _git(self, *arguments: str, failure: str = "", hold: int | None = None) -> str:
         # Set by git itself for the command of `git bisect run`, and by hooks: they would lead to another repository.
+        # Without a worker's mark git is not killed with the worker, and leaves nothing half done in the clone.
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(("GIT_", WORKER_VARIABLE))
         }
-        # The owner's hooks must not run.
+        # The owner's hooks must not run, nor may a check of signatures print among the lines that are read.
         settings = ("-c", "core.hooksPath=/dev/null", "-c", "log.showSignature=false")
         command = ["git", "-C", str(self.path), *settings, *arguments]
         # No download of large files, no lock for a refreshed index in the owner's clone, messages in English.
@@ -294,7 +298,8 @@ class Commits:
             self.clone.remove_worktrees(self.work.resolve(), own_too=True)
 
     def _worktree_folder(self, commit: Commit) -> Path:
-        """Of this process alone: two commands may need the files of the same commit at the same time."""
+        """Where the files of a commit are for this process."""
+        # Not for others: two commands may need the files of the same commit at the same time.
         return self.work / f"tree-{commit.sha[:12]}-{os.getpid()}"
 
     def _unique_name(self, commit: Commit) -> str:

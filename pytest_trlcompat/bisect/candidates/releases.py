@@ -1,8 +1,4 @@
-"""Candidates: the releases of one package, as the registry lists them.
-
-pip lists the releases, with its own settings: uv resolves but does not list. At its highest verbosity pip also names
-the files that it skips because they were yanked.
-"""
+"""Candidates: the releases of one package, as the registry lists them."""
 
 from __future__ import annotations
 
@@ -101,7 +97,8 @@ class Releases:
         return PreparedCandidate(lock.digest, lock, partial(environment_context, lock, self.layout, self.folder))
 
     def pins(self, version: str) -> dict[str, str]:
-        """In the order of the matrix's own cells, so that an equal cell has the same id and the same lock."""
+        """What a cell with this release pins."""
+        # In the order of the matrix's own cells, so that an equal cell has the same id and the same lock.
         return parse_pins(f"{name}={pinned}" for name, pinned in {self.package: version, **self.others}.items())
 
     def clean_up(self) -> None:
@@ -119,6 +116,8 @@ def list_releases(package: str, python: str, cache: Path) -> Listing:
     """
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     command = [
+        # uv resolves but does not list. At its highest verbosity pip also names the files that were yanked.
+        # pip lists what has a file for the Python that it runs on, so it runs on the one that is meant.
         *(find_uv(), "run", "--quiet", "--no-project", "--isolated", "--python", python, "--with", "pip"),
         *("python", "-m", "pip", "index", "versions", package, "--pre", "-vvv", "--disable-pip-version-check"),
     ]

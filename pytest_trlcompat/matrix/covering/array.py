@@ -50,6 +50,7 @@ def build(space: Space, measured: Sequence[Row]) -> Array:
     days = [row for row in rows_of_their_day if row is not None]
     pairs = _every_pair(space, [*rows, *days])
     once = _every_release(pairs, [*rows, *days])
+    # A pair is flat: its columns stand at 0 and 2, and the version of each after it.
     usable = {(pair[side], pair[side + 1]) for pair in space.possible for side in (0, 2)}
     left_out = tuple(
         f"{PACKAGES[column]} {version}"

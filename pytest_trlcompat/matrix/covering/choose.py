@@ -55,6 +55,7 @@ class Choice:
     def _date(self, row: Row) -> datetime.date:
         """As of which a row is resolved: as any cell, some days after its newest pin came out."""
         newest = max(self.space.day(column, version) for column, version in enumerate(row))
+        # Not after the registry was asked, as find_date() never names a day to come.
         return min(newest + datetime.timedelta(days=self.settle_days), self.space.listing.day)
 
 

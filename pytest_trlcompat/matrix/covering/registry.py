@@ -91,6 +91,7 @@ def upload_day(files: Files) -> datetime.date:
     Raises:
         MatrixError: the index does not say when it was uploaded.
     """
+    # A release can be installed from its first file on; wheels may be added for years.
     days = [file.upload_time.date() for file in files if file.upload_time is not None]
     if not days:
         raise MatrixError(f"the package index does not say when {files[0].filename} was uploaded")
@@ -100,6 +101,7 @@ def upload_day(files: Files) -> datetime.date:
 def _requires(files: Files, python: str) -> Iterator[str]:
     """The requirements on other packages of a cell."""
     wheel = next((file for file in files if file.package_type == "wheel"), None)
+    # DeepSpeed is published as sources alone, which declare nothing before they are built.
     if wheel is None:
         return
     with RemoteZip(wheel.url) as archive:

@@ -95,6 +95,7 @@ def _releases(package: str, raw: Mapping[str, Any]) -> list[Release]:
     for text, entry in raw.items():
         requires = tuple(entry.get("requires", ()))
         for requirement in requires:
+            # Parsed for its error alone: a damaged requirement is reported with the file's name.
             Requirement(requirement)
         releases.append(Release(package, str(Version(text)), parse_day(entry["day"]), requires))
     return sorted(releases, key=lambda release: Version(release.version))
@@ -108,6 +109,7 @@ def minor(version: str) -> tuple[int, ...]:
 def allows(release: Release, other: Release, python: str) -> bool:
     """Whether what a release declares to require admits another one; see :func:`counts`."""
     return all(
+        # A specifier refuses a pre-release unless it names one itself; the listing has none.
         Version(other.version) in requirement.specifier
         for requirement in _requirements(release.requires)
         if requirement.name == other.package and counts(requirement, python)
@@ -120,6 +122,7 @@ def counts(requirement: Requirement, python: str) -> bool:
     One of an extra does where that has the name of a package of the cell: ``trl[deepspeed]`` says with which DeepSpeed
     TRL works.
     """
+    # The cell's, since packaging fills in what is missing from the interpreter that runs this.
     machine = {
         "python_version": ".".join(python.split(".")[:2]),
         "python_full_version": python if python.count(".") > 1 else f"{python}.0",

@@ -68,6 +68,7 @@ class Space:
     @functools.cached_property
     def possible(self) -> frozenset[Pair]:
         """Those of them that stand in some whole row: what an array can cover."""
+        # What two packages allow each other, the rest may forbid in every whole row.
         return frozenset(pair for pair in self.allowed if self._completes({pair[0]: pair[1], pair[2]: pair[3]}, 0))
 
     def holds(self, row: Sequence[str]) -> bool:
@@ -106,6 +107,7 @@ class Space:
         )
 
     def _trains(self, pair: Pair) -> bool:
+        # Pairs have their columns in ascending order, so TRL, the first one, never stands second.
         if self.train is None or (PACKAGES[pair[0]], PACKAGES[pair[2]]) != ("trl", "transformers"):
             return True
         lowest, highest = self.train[minor(pair[1])]

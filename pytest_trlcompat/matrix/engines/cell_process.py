@@ -40,6 +40,7 @@ class NodeSweep(Sweep):
 
     def finished(self, python: str) -> list[Lock]:
         built_locks = []
+        # A lock's file is written again after each run, so its time is that of the last use.
         for path in sorted(self._locks.glob("*.txt"), key=lambda path: path.stat().st_mtime):
             with contextlib.suppress(MatrixError):  # written by another release of this project
                 lock = read_lock(path)

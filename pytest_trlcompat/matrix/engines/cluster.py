@@ -65,6 +65,7 @@ def _folder() -> Iterator[str]:
     # A path below /tmp is short enough for the names of Ray's sockets; one below $TMPDIR may not be.
     folder = tempfile.mkdtemp(prefix="trlcompat-ray-", dir="/tmp")
     mark = uuid.uuid4().hex
+    # Ray's processes inherit it, by which the folder's cleaner finds and ends them.
     os.environ[_MARK] = mark
     own_folder = OwnFolder(Path(folder), f"{_MARK}={mark}")
     try:
@@ -81,6 +82,7 @@ def _arguments(options: RayOptions, project: Path, folder: str) -> dict[str, Any
     common: dict[str, Any] = {"runtime_env": environment, "log_to_driver": False, "logging_level": "critical"}
     if options.address is not None:
         return {**common, "address": own_cluster.address_of(options, os.environ)}
+    # By default Ray reports to its makers how it is used.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Without "local" Ray connects to whatever cluster runs on this machine.
     alone = {"address": "local", "_node_ip_address": own_cluster.HOST, "_temp_dir": folder, "include_dashboard": False}
@@ -120,6 +122,7 @@ def _memory(options: RayOptions) -> int:
     """The memory of a cell, in bytes, after a look at what the nodes have."""
     memory = int(options.memory * GIB)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    # Ray would keep a task that fits no node waiting for ever.
     if not any(node.get("CPU", 0) >= options.cpus and node.get("memory", 0) >= memory for node in nodes):
         raise MatrixError(
             f"no node of the cluster has what a cell needs, {options.cpus:g} CPUs and {options.memory:g} GiB; there "
@@ -130,8 +133,9 @@ def _memory(options: RayOptions) -> int:
 
 
 def places(options: RayOptions) -> int:
-    """How many cells the cluster has room for, and as many again, so that a place that gets free is never idle."""
+    """How many cells are submitted at a time: twice as many as the cluster has room for, and some."""
     fitting = sum(int(node["Resources"].get("CPU", 0) // options.cpus) for node in ray.nodes() if node["Alive"])
+    # Twice, so that a place that gets free is never idle.
     return 2 * fitting + _QUEUED
 
 

@@ -114,6 +114,7 @@ class Driver:
                     self._submit(run, fresh=fresh)
                 for cell_id, event in self.streams.poll(_WAIT):
                     self._handle(self._runs[cell_id], event, progress)
+        # Also Ctrl-C: nothing goes on running, and finished verdicts are kept.
         except BaseException:
             self._stop()
             raise
@@ -158,6 +159,7 @@ class Driver:
     def _handle(self, run: _Run, event: TaskEvent, progress: Progress) -> None:
         if isinstance(event, Started):
             run.node, run.host, run.running = event.node, event.host, True
+            # Until a node has begun, other commands may write the cell's files; it was given what they held before.
             run.changed = not run.mirror.apply(event)
         elif isinstance(event, Line):
             self.say(f"{event.text} [{run.host}]")
@@ -169,6 +171,7 @@ class Driver:
             self._failed(run, event.why, progress)
         elif isinstance(event, (Done, Cancelled)):
             self._done(run, progress)
+        # Else these would be written over what another command has measured meanwhile.
         elif not run.changed:
             run.mirror.apply(event)
 
@@ -209,6 +212,7 @@ class Driver:
 
     def _again(self, run: _Run) -> None:
         run.mirror.release()
+        # Not fresh, whatever the command says: the verdicts of the lost run are of this command.
         self._submit(run)
 
     def _finish(self, run: _Run, progress: Progress, *, stays: bool = False) -> None:

@@ -172,6 +172,7 @@ class LocalEngine:
                         self._show()
                     if cell_id not in self._ends:
                         time.sleep(_PAUSE)
+        # Also Ctrl-C: nothing goes on running, and finished verdicts are kept.
         except BaseException:
             self.stop()
             raise
@@ -185,10 +186,12 @@ class LocalEngine:
 
     def stop(self) -> None:
         """End what runs; its finished verdicts are kept."""
+        # Emptied first: the session calls this again at its end, and finds nothing left to end.
         runs, self._runs, self._waiting = self._runs, [], []
         with process.deferred_signals():
             process.end([each.running for run in runs for each in run.processes])
             for run in runs:
+                # The cells after this one are to be stopped as well.
                 with contextlib.suppress(MatrixError, OSError):
                     run.job.stop()
                 self._leave(run)
@@ -209,6 +212,7 @@ class LocalEngine:
     def _goes_on(self, run: _Run) -> bool:
         """Whether a cell whose processes have all ended gets one more."""
         killed = [status for status in run.statuses if status < 0]
+        # Exit statuses above 1 are pytest's own errors, which another process would meet as well.
         if not killed or len(killed) > _CRASHES or any(status > 1 for status in run.statuses):
             return False
         if run.table.groups is not None and len(run.table.seconds(run.groups)) == len(run.groups):
@@ -225,10 +229,12 @@ class LocalEngine:
         done = run.table.seconds(run.groups)
         missing = [group.name for group in run.groups if group.name not in done]
         with contextlib.suppress(OSError):
+            # Only the order of the next run depends on them.
             keep_group_seconds(self.sweep.layout, run.cell_id, done)
         try:
             outcome: Outcome | MatrixError = run.job.finish(_status(run, bool(missing)), _shortfall(run, missing))
         except MatrixError as error:
+            # The cell's own session raises it, when its turn has come.
             outcome = error
         self._end(run.cell_id, outcome, [_tail(path) for path in run.outputs])
         self._runs.remove(run)
@@ -259,6 +265,7 @@ class LocalEngine:
 
     def _next(self) -> _Run | bool | None:
         """The cell that gets one more process; ``True``: one that waits; ``None``: none needs one."""
+        # The newest cell was added first, so it is the first that runs.
         if self._runs and self._runs[0].owes_first_answer():
             return self._runs[0]
         if self._waiting:
@@ -279,9 +286,11 @@ class LocalEngine:
                     self._start_process(run, place)
                     return
         except MatrixError as error:
+            # It is among them already where starting its process failed.
             self._runs = [run for run in self._runs if run.cell_id != cell.id]
             self._end(cell.id, error)
         except BaseException:
+            # Only where nothing was started: a run holds both until _leave, and has returned above.
             exits.close()
             place.give_back()
             raise
@@ -295,6 +304,7 @@ class LocalEngine:
         is_newest = job.cell.id == self.newest
         table = GroupTable(self.folder / job.cell.id)
         shutil.rmtree(table.folder, ignore_errors=True)  # of a command that was killed
+        # Before the first process starts, which reads it when it has collected its tests.
         table.plan(known_seconds(self.sweep.layout, job.cell.id), first_answer=is_newest)
         run = _Run(job, table, exits, first_answer=FirstAnswer(job.cell.id, self.say) if is_newest else None)
         self._runs.append(run)
@@ -319,6 +329,7 @@ class LocalEngine:
             size = run.job.results.stat().st_size
             if size != run.read:
                 run.read = size
+                # Whatever is wrong with the file is reported when the cell ends.
                 answer.take(read_records(run.job.results))
         groups = run.table.groups
         if groups is not None:

@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 
+# By keywords alone: fields of a subclass that have no default may then follow these, which have one.
 @dataclass(frozen=True, kw_only=True)
 class NodeTask:
     """What a node needs to run any program of this project, in addition to the project's files.

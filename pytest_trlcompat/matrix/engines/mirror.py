@@ -94,6 +94,7 @@ class Mirror:
         Args:
             blank: the sidecar of a cell of which nothing is known.
         """
+        # A damaged sidecar is replaced, and one of an earlier command says nothing of this run.
         with contextlib.suppress(MatrixError):
             earlier = read_sidecar(self.state) if self.state.exists() else blank
             blank = earlier if earlier.sweep == blank.sweep else blank

@@ -138,6 +138,7 @@ def report(
         if not (os.environ.get("CXX") or any(map(shutil.which, _COMPILERS))):
             problem = "there is no C++ compiler; install one, such as g++"
     except (MatrixError, OSError) as error:
+        # Told and not raised, since other nodes may be able to run cells.
         problem = str(error)
     environments = built(NodeLayout(PROJECT, cache, cache))
     return NodeReport(blank.node, blank.host, blank.cache, tuple(environments), problem)
@@ -183,6 +184,7 @@ def interpreter(cache: Path, requirements: Sequence[str]) -> Path:
             shutil.rmtree(root, ignore_errors=True)
             for command in (
                 [sys.executable, "-m", "venv", str(root)],
+                # Wheels alone: building runs code of the package's own.
                 [str(python), "-m", "pip", "install", "--quiet", "--only-binary", ":all:", *requirements],
             ):
                 done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
@@ -216,6 +218,7 @@ def variables(task: NodeTask, cache: Path) -> dict[str, str]:
 @functools.cache
 def _at_the_start() -> Mapping[str, str]:
     """The variables with which this process was started."""
+    # Not os.environ, in which Ray has set variables since; the kernel keeps what the process began with.
     with open("/proc/self/environ", "rb") as file:
         entries = file.read().split(b"\0")
     return dict(os.fsdecode(entry).partition("=")[::2] for entry in entries if entry)
@@ -232,6 +235,7 @@ def run_folder(cache: Path) -> Iterator[Path]:
                 shutil.rmtree(mark.with_suffix(""), ignore_errors=True)
                 mark.unlink(missing_ok=True)
     folder = runs / uuid.uuid4().hex
+    # Marked before it exists: what has no mark in use is taken for a killed run's, and removed.
     with in_use(folder.with_suffix(".used")):
         folder.mkdir()
         try:

@@ -27,25 +27,23 @@ _LONGEST = 256
 def token_variables(options: RayOptions, environ: Mapping[str, str]) -> dict[str, str]:
     """Variables by which the cluster that a command starts asks for a secret, which nobody else knows.
 
-    Ray has tokens from 2.52 on; its own way is to keep one in a file, which others may read, depending on the umask.
-
     https://docs.ray.io/en/latest/ray-security/token-auth.html
     """
     if options.address is not None or _MODE in environ:
         return {}
+    # Ray has tokens from 2.52 on. Its own way is to keep one in a file, which others may read, depending on the umask.
     return {_MODE: "token", _TOKEN: secrets.token_hex(32)}
 
 
 def address_of(options: RayOptions, environ: Mapping[str, str]) -> str | None:
     """The address to connect to. For ``auto`` that of the cluster that this user, or root, has started here last.
 
-    Ray itself would believe a file in a folder of all users, and without it connect to a cluster of whoever runs one.
-
     Raises:
         MatrixError: ``auto``, and there is no such cluster.
     """
     if options.address != "auto" or environ.get("RAY_ADDRESS"):
         return options.address
+    # Ray would believe this file in a folder of all users, and without it connect to a cluster of whoever runs one.
     path = Path(environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
     instead = "start one on this machine, or give --address HOST:PORT"
     try:

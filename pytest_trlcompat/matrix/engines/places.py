@@ -92,12 +92,9 @@ class Places:
         return cls(folder, int(text) if text.isdecimal() else None)
 
     def take(self) -> Place | None:
-        """A place; ``None`` while there is none.
-
-        The first of this process is there whatever else the machine does, since a sweep has to end; another one where
-        cores and memory are left.
-        """
+        """A place, the first of this process always, another one where cores and memory are left; else ``None``."""
         self._taken = [place for place in self._taken if not place._file.closed]
+        # The first is there whatever else the machine does, since a sweep has to end.
         if self._taken and not self._has_room():
             return None
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -122,5 +119,6 @@ class Places:
 
     def _has_room(self) -> bool:
         left = self.machine.cores - self.machine.busy_with_others() - len(self._taken)
+        # What those that have just begun are going to take still counts as free memory.
         growing = sum(time.monotonic() - place.since < _GROWING for place in self._taken)
         return left >= _LEAST and self.machine.free_memory() >= self.memory * (1 + growing)

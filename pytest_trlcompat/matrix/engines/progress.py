@@ -31,6 +31,7 @@ class Progress:
     def ended(self, cell: str, now: float) -> str:
         """``[12/104] 3.1 cells a minute, about 20 min left``."""
         self._spent += self._costs.pop(cell, 0.0)
+        # A cell may end within the resolution of the clock.
         count, seconds = self._all - len(self._costs), max(now - self._began, 1e-9)
         text = f"[{count}/{self._all}] {60 * count / seconds:.1f} cells a minute"
         if not self._costs:

@@ -81,7 +81,9 @@ class RemoteStreams:
     """The same from outside of the cluster: Ray's client has no streams, so an actor on the head node reads them."""
 
     def __init__(self, cpus: float, memory: int) -> None:
+        # A resource that Ray gives the head node alone: any amount of it keeps the actor there.
         head = {"node:__internal_head__": 0.001}
+        # It only waits, so it takes no CPU away from cells.
         self._actor: Any = ray.remote(RayStreams).options(num_cpus=0, resources=head).remote(cpus, memory)
 
     def start(self, task: CellTask, preferred: Collection[str], avoided: Collection[str]) -> None:

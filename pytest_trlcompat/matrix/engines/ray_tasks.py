@@ -63,6 +63,7 @@ def end_of(error: RayError) -> Lost | Failed | Cancelled:
         return Cancelled()
     if isinstance(error, RayTaskError):
         cause = error.cause
+        # ray.cancel raises KeyboardInterrupt within a task that runs.
         if isinstance(cause, (TaskCancelledError, KeyboardInterrupt)):
             return Cancelled()
         why = f"{type(cause).__name__}: {cause}"
@@ -84,9 +85,11 @@ def _program(task: NodeTask, module: str, text: str) -> tuple[str, ProgramEnd | 
     node = ray.get_runtime_context().get_node_id()
     try:
         return node, run_program(task, module, text)
+    # A MatrixError as well, but one after which the program is run elsewhere.
     except NodeLost:
         raise
     except MatrixError as error:
+        # A result and no exception, from which the command would not learn which node it was.
         return node, Failed(str(error))
 
 
@@ -113,7 +116,8 @@ class RayPrograms(Generic[Key]):
     def next(self) -> tuple[Key, str, ProgramEnd | Lost | Failed | Cancelled]:
         """Wait for the end of one; with its key and the node that it had, as far as that is known."""
         ready: list[Any] = []
-        while not ready:  # for a moment each time, so that Ctrl-C is seen
+        # For a moment each time, so that Ctrl-C is seen.
+        while not ready:
             ready, _ = ray.wait(list(self._running), num_returns=1, timeout=1.0)
         (reference,) = ready
         key = self._running.pop(reference)
@@ -131,6 +135,7 @@ class RayPrograms(Generic[Key]):
             del self._running[reference]
 
 
+# Without CPUs it need not wait until cells have ended.
 @ray.remote(num_cpus=0, max_retries=1)  # type: ignore[untyped-decorator, unused-ignore]
 def _report(cache: str | None, requirements: Sequence[str], files: str | None, of_its_own: bool) -> NodeReport:
     node = ray.get_runtime_context().get_node_id()
@@ -140,8 +145,6 @@ def _report(cache: str | None, requirements: Sequence[str], files: str | None, o
 def node_reports(task: NodeTask) -> list[NodeReport]:
     """What the nodes that have CPUs say of themselves; of one that does not, why, as its problem.
 
-    Those of one machine one after the other: they share a folder, into which each would unpack this project's files.
-
     Raises:
         MatrixError: this project's files cannot be sent.
     """
@@ -150,6 +153,7 @@ def node_reports(task: NodeTask) -> list[NodeReport]:
         if node["Alive"] and node["Resources"].get("CPU"):
             host = node["NodeManagerHostname"]
             machines.setdefault(host, []).append(NodeReport(node["NodeID"], host, cache=""))
+    # Those of one machine one after the other: they share a folder, into which each would unpack this project's files.
     rounds = itertools.zip_longest(*machines.values())
     return [report for nodes in rounds for report in _ask([node for node in nodes if node], task)]
 
@@ -177,4 +181,5 @@ def _ask(nodes: Sequence[NodeReport], task: NodeTask) -> Iterator[NodeReport]:
 
 def _on(node: str) -> Any:
     """The task that asks a node."""
+    # Not softly: on another node the answer would be about that one.
     return _report.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))

@@ -120,6 +120,7 @@ class _Program:
 @contextlib.contextmanager
 def _started(task: NodeTask, module: str, text: str) -> Iterator[_Program]:
     """A program's process; at the end nothing of it is left, neither processes nor files."""
+    # Asked first: installing an interpreter takes a while, and Ray may end meanwhile.
     parent = os.getppid()
     cache = checked_cache(task.cache, of_its_own=task.own_caches)
     python = interpreter(cache, task.requirements)
@@ -174,6 +175,7 @@ class _Written:
         if state is None:
             return
         if state != self._sent_state and not self._goes_on():
+            # The cell has begun anew, so what was sent of the earlier run no longer counts.
             self._position = 0
             yield Verdicts(0, "")
         # Verdicts before the state, which says of them that they are all.

@@ -150,12 +150,14 @@ def _standings(
     fresh: list[Key] = []
     since: dict[Key, str | None] = dict.fromkeys(cell.verdicts)
     for oldest, newest, before in _stretches(past):
+        # From new to old: the first stretch that gave a key another verdict settles it, and it is taken out.
         for key in [key for key in since if key in before.verdicts]:
             if before.gave(key, cell.verdicts[key], cell.blocked_by.get(key, "")):
                 since[key] = oldest
                 continue
             first = since.pop(key)
             standings[key] = Standing(first or date, _text(before, key), newest)
+            # No sweep has given the verdict of now, so it is new since the last one.
             if first is None:
                 fresh.append(key)
     alike = {day: Standing(day or date) for day in since.values()}

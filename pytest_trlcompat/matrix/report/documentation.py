@@ -46,12 +46,11 @@ def made_pages(layout: Layout) -> Mapping[Path, str]:
 def write_made_pages(layout: Layout) -> list[Path]:
     """Write them below ``docs/``, and return the paths of those that were not there as they are now.
 
-    What has not changed is not touched, so that Sphinx need not read it again.
-
     Raises:
         MatrixError: as :func:`made_pages`.
     """
     pages = made_pages(layout)
+    # What has not changed is not touched, so that Sphinx need not read it again.
     changed = [path for path, text in pages.items() if not path.is_file() or path.read_bytes() != text.encode()]
     for path in changed:
         write_whole(path, pages[path])

@@ -88,6 +88,7 @@ def html(
         torch=torch,
         script=Markup(script),
         style=Markup(style),
+        # By its hash the page's own script runs, and none that a text of a cell smuggles in.
         policy=f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'",
         data=Markup(script_json(_data(report, issues, known, torch, changes, published=not evidence))),
         blobs=blobs,

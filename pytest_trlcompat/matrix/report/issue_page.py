@@ -146,7 +146,8 @@ def _shown(cell: CellReport, column: Column) -> str:
 def _strategies(issue: KnownIssue, strategies: Sequence[str]) -> str:
     if len(strategies) > 1 and set(strategies) >= set(issue.labels()):
         return "all"
-    if set(strategies) >= set(STRATEGIES):  # all but some variants, which have a row of their own
+    # All but some variants, which have a row of their own.
+    if set(strategies) >= set(STRATEGIES):
         return ", ".join(["every strategy", *(strategy for strategy in strategies if strategy not in STRATEGIES)])
     return ", ".join(strategies)
 

@@ -77,6 +77,7 @@ def _shares(words: Sequence[str], texts: Mapping[str, str]) -> dict[str, float]:
         weights = [
             _WEIGHTS[name] * (1.0 if word in whole[name] else _IN_A_WORD)
             for name, text in texts.items()
+            # One or two letters are a part of almost any text.
             if word in text and (word in whole[name] or len(word) > 2)
         ]
         if weights:

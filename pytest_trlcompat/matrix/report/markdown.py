@@ -17,10 +17,12 @@ __all__ = ["Heading", "Items", "Paragraph", "Span", "Table", "as_html", "as_text
 
 _ENTITIES = {"&amp;": "&", "&lt;": "<"}
 _INLINE = re.compile(
+    # Code comes first, since nothing within it is markup; a run of backticks ends at one of the same length.
     r"(?P<marks>`+)(?P<code>.+?)(?<!`)(?P=marks)(?!`)"
     r"|\*\*(?P<strong>(?:\\.|[^*\\])+)\*\*"
     r"|\[(?P<label>(?:\\.|[^\]\\])*)\]\((?P<target>[^()\s]*)\)"
     r"|<(?P<address>https?://[^<>\s]+)>"
+    # ASCII punctuation alone: before anything else Markdown reads a backslash as itself.
     r"|\\(?P<escaped>[!-/:-@\[-`{-~])"
     r"|(?P<entity>&amp;|&lt;)",
 )
@@ -227,6 +229,7 @@ def _widths(rows: Sequence[Sequence[str]], width: int, word: str) -> list[int]:
     least = [max(part, min(_NARROWEST, natural)) for part, natural in zip(longest, widths, strict=True)]
     if sum(least) > width:
         return []
+    # Comes to an end, since the least widths fit.
     while sum(widths) > width:
         narrowable = [number for number in range(len(widths)) if widths[number] > least[number]]
         widths[max(narrowable, key=widths.__getitem__)] -= 1

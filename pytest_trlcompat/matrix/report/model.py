@@ -269,6 +269,7 @@ def gather(results: Path) -> Report:
     names |= {path.name.removesuffix(_RECORDS) for path in results.glob(f"*{_RECORDS}")}
     if not names:
         raise MatrixError(f"{results}: no cell has left results there; run one with: nox -s matrix")
+    # One for all cells: it reads the environment when it is made.
     redactor = Redactor()
     return Report(tuple(sorted((_gathered(results, name, redactor) for name in names), key=_age)))
 
@@ -282,6 +283,7 @@ def _gathered(results: Path, name: str, redactor: Redactor) -> CellReport:
         sidecar, problems = scan_sidecar(path)
     except MatrixError as error:
         return CellReport(Sidecar(name, {}, DAMAGED, "", reason=f"{path.name} cannot be read: {error}"), (), False)
+    # scan_sidecar begins a problem with the name of its field.
     versions_known = not any(problem.startswith("'lock'") for problem in problems)
     problems = [f"{path}: {problem}" for problem in problems]
     scan = scan_records(records)

@@ -23,9 +23,10 @@ __all__ = ["environment", "markdown"]
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
+# Kept, since it keeps the compiled templates.
 @functools.cache
 def environment(*, html: bool, templates: Path = _TEMPLATES) -> jinja2.Environment:
-    """Where the templates are found and what they may call. Kept, since it keeps the compiled templates."""
+    """Where the templates are found and what they may call."""
     jinja_environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates),
         autoescape=html,

@@ -57,7 +57,8 @@ def publish(report: Report, layout: Layout, *, keep: bool = False) -> list[Path]
             publish, or a newer one was published already.
     """
     before = _load(layout) if keep else _standing(layout)
-    if report.cells or not keep:  # with nothing anew, what was published is held against the catalogue as it is now
+    # With nothing anew, what was published is held against the catalogue as it is now.
+    if report.cells or not keep:
         _check_sources(report)
     if keep:
         report = _with_kept(report, report_of(before)).judged_by(known_issues.load())
@@ -168,10 +169,11 @@ def pages_of_evidence(layout: Layout) -> Mapping[Path, str]:
 
 
 def _standing(layout: Layout) -> Evidence:
-    """What is published; none where that cannot be read, since to publish again is what then helps."""
+    """What is published; none where that cannot be read."""
     try:
         return load(layout.evidence)
     except EvidenceError:
+        # To publish again is what helps then.
         return Evidence()
 
 

@@ -34,6 +34,7 @@ def report_of(evidence: Evidence, issue_id: str = "") -> Report:
         records = tuple(record for record in _records(cell) if not issue_id or record.issue == issue_id)
         days = {cell.origin_of(record.key, evidence.date) for record in records}
         cells.append(CellReport(sidecar, records, measured_on={origin.provenance: origin.day for origin in days}))
+    # merge() puts them into the order of a report.
     return merge(Report(()), cells).judged_by(known_issues.load())
 
 

@@ -23,11 +23,12 @@ MEANINGS = {
 
 
 def evidence(record: Record) -> str:
-    """One fact a line, its value as JSON; texts as they are, because a traceback in quotes cannot be read."""
+    """One fact a line, its value as JSON, and texts as they are."""
     return "\n".join(f"{name}: {_fact(value)}" for name, value in record.evidence.items())
 
 
 def _fact(value: object) -> str:
     if not isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
+    # A traceback in quotes cannot be read.
     return value if "\n" not in value else "\n" + textwrap.indent(value.strip("\n"), "  ")

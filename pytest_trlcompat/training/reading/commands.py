@@ -144,6 +144,7 @@ def _options(line: Sequence[str]) -> _Words:
                 found.options[name] = values[0] if len(values) == 1 else values or True
 
     for word in line:
+        # A negative number is a value, and no option.
         if word.startswith("--") or (word.startswith("-") and not re.match(r"-[\d.]", word)):
             finish()
             name, equals, value = word.lstrip("-").partition("=")

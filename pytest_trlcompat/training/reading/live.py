@@ -46,6 +46,7 @@ def read_trainer(trainer: Any) -> tuple[str, Values, tuple[str, ...]]:
     if isinstance(columns, list):
         values["data.columns"] = [str(column) for column in columns]
     if data is not None:
+        # An IterableDataset has no length.
         values["data.streamed"] = not hasattr(data, "__len__")
     return trainer_of_class(names), values, notes
 
@@ -98,6 +99,7 @@ def _model(model: object) -> Values:
     adapters = getattr(model, "peft_config", None)
     if isinstance(adapters, Mapping) and adapters:
         values |= _adapter(next(iter(adapters.values())))
+    # A config in a model's place does not say whether there is an adapter.
     elif hasattr(model, "named_parameters"):
         values["adapter.type"] = None
     return values

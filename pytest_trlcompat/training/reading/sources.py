@@ -43,6 +43,7 @@ def _one(source: str, folder: Path | None) -> Training:
         is_folder = is_file = False
     if is_folder:
         return of_folder(path)
+    # A command may end with the name of such a file, too, and then has spaces.
     if is_file or (source.endswith((".yaml", ".yml", ".json")) and " " not in source.strip()):
         return _of_file(path, source, folder)
     if not source.strip():
