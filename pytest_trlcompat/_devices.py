@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +15,9 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, devices: Path = Path("
     """Number of NVIDIA GPUs that a process may use, counted without CUDA."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        # Slurm sets NoDevFiles for a job without GPUs.
-        return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1", "NoDevFiles")])
+        # CUDA takes the devices in front of the first that is none. Slurm sets NoDevFiles for a job without GPUs.
+        entries = (entry.strip() for entry in visible.split(","))
+        return len([*itertools.takewhile(lambda entry: entry not in ("", "-1", "NoDevFiles"), entries)])
     # Numbered ones alone: nvidiactl and nvidia-uvm are no GPUs. Under WSL 2 there is one device, dxg, for all.
     return sum(node.name[6:].isdigit() for node in devices.glob("nvidia*")) or int((devices / "dxg").exists())
 

@@ -178,7 +178,7 @@ class Evidence:
             if not isinstance(raw, dict):
                 raise Unreadable("it is no object")
             schema = raw.get("schema")
-            if schema not in _READ:
+            if isinstance(schema, bool) or schema not in _READ:
                 raise EvidenceError(f"a schema from {_READ[0]} to {_READ[-1]} was expected, {schema!r} was found")
             cells = field_of(raw, "cells", list)
             return cls(

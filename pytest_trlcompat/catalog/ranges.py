@@ -283,7 +283,11 @@ def at(text: str) -> Range:
         version = Version(_version(text).public)
     except InvalidVersion as error:
         raise ValueError(f"{text!r} is not a PEP 440 version") from error
-    newest = Version(version.base_version) if version.is_prerelease else version
+    newest = version
+    if version.is_prerelease:
+        # A dev release of a post release comes after the release itself.
+        post = "" if version.post is None or version.pre else f".post{version.post}"
+        newest = Version(version.base_version + post)
     return _between((1, version, _BEFORE), (1, newest, _AFTER))
 
 

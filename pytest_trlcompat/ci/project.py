@@ -167,13 +167,13 @@ def _pythons(root: Path, metadata: Mapping[str, Any]) -> tuple[tuple[str, ...], 
     """One, or those that it says it supports, and where it says so."""
     pinned = root / ".python-version"
     if pinned.is_file():
-        words = _text(pinned).split()
-        match = re.match(r"3\.\d+", words[0].removeprefix("python").lstrip("@-")) if words else None
-        if match is None or match[0] not in PYTHONS:
+        words = [word for line in _text(pinned).splitlines() for word in line.partition("#")[0].split()]
+        match = re.fullmatch(r"(?:c?python[@-]?)?(3\.\d+)(?:\.\d+)?.*", words[0]) if words else None
+        if match is None or match[1] not in PYTHONS:
             raise CiError(
                 f"{pinned} names {words[0] if words else 'nothing'}; pytest-trlcompat runs on {_listed(PYTHONS)}"
             )
-        return (match[0],), ".python-version"
+        return (match[1],), ".python-version"
     classified = tuple(_classified(metadata.get("classifiers", ())))
     required = str(metadata.get("requires-python", ""))
     try:

@@ -80,7 +80,7 @@ def deepspeed_facts(document: Mapping[str, Any], source: str) -> dict[str, Any]:
         raise TrainingError(f"{source}: a stage of ZeRO from 0 to 3 was expected, {stage!r} was found; correct it")
     optimizer, scheduler = (section_of(document, name, source).get("type") for name in ("optimizer", "scheduler"))
     return {
-        "parallel.strategy": f"zero{stage}",
+        "parallel.strategy": f"zero{int(stage)}",
         "engine.deepspeed": dict(document),
         "engine.offload_parameters": section_of(zero, "offload_param", source).get("device") not in ("none", None),
         "engine.gradient_sums": section_of(document, "data_types", source).get("grad_accum_dtype"),

@@ -6,9 +6,7 @@ import datetime
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-import requests
 from packaging.version import Version
-from pypi_simple import NoSuchProjectError
 
 from pytest_trlcompat.matrix.covering import registry
 from pytest_trlcompat.matrix.covering.releases import Release
@@ -58,14 +56,7 @@ def ask(packages: Iterable[str], python: str, prereleases: bool) -> Index:
     releases: dict[str, tuple[Release, ...]] = {}
     with registry.client() as index:
         for package in packages:
-            try:
-                page = index.get_project_page(package)
-            except (requests.RequestException, ValueError, NoSuchProjectError) as error:
-                raise MatrixError(
-                    f"the package index could not be asked for {package}: {error}; check the network and the index "
-                    "that pip uses (pip config list)"
-                ) from error
-            files = registry.installable(page.packages, python, prereleases=prereleases)
+            files = registry.files_of(index, package, python, prereleases=prereleases)
             releases[package] = tuple(
                 Release(package, str(version), registry.upload_day(files[version])) for version in sorted(files)
             )

@@ -10,19 +10,20 @@ import datetime
 import os
 from collections.abc import Iterable, Iterator
 
+import requests
 from packaging.metadata import parse_email
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pypi_simple import PYPI_SIMPLE_ENDPOINT, DistributionPackage, PyPISimple
+from pypi_simple import PYPI_SIMPLE_ENDPOINT, DistributionPackage, NoSuchProjectError, PyPISimple
 from remotezip import RemoteZip
 
 from pytest_trlcompat.matrix.covering.releases import PACKAGES, Listing, Release, counts
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.uv import settings
 
-__all__ = ["Files", "ask", "client", "installable", "upload_day"]
+__all__ = ["Files", "ask", "client", "files_of", "installable", "upload_day"]
 
 Files = list[DistributionPackage]
 
@@ -33,10 +34,11 @@ def ask(first: str, python: str) -> Listing:
     Pre-releases, yanked ones and those for other Pythons are left out.
 
     Raises:
-        MatrixError: the registry does not have ``first``, or does not say when something was uploaded.
+        MatrixError: the registry cannot be reached, does not have ``first`` or a package, or does not say when something
+            was uploaded.
     """
     with client() as index:
-        files = {package: installable(index.get_project_page(package).packages, python) for package in PACKAGES}
+        files = {package: files_of(index, package, python) for package in PACKAGES}
         if Version(first) not in files["trl"]:
             raise MatrixError(f"the registry has no trl {first}")
         since = upload_day(files["trl"][Version(first)])
@@ -57,11 +59,28 @@ def client() -> PyPISimple:
     return PyPISimple(settings(os.environ).get("UV_DEFAULT_INDEX", PYPI_SIMPLE_ENDPOINT))
 
 
+def files_of(
+    index: PyPISimple, package: str, python: str, *, prereleases: bool = False
+) -> dict[Version, Files]:
+    """The files of a package that :func:`installable` takes, asked of the index.
+
+    Raises:
+        MatrixError: the index cannot be reached, does not have the package, or says what is no range of versions.
+    """
+    try:
+        return installable(index.get_project_page(package).packages, python, prereleases=prereleases)
+    except (requests.RequestException, ValueError, NoSuchProjectError) as error:
+        raise MatrixError(
+            f"the package index could not be asked for {package}: {error}; check the network and the index that pip "
+            "uses (pip config list)"
+        ) from error
+
+
 def installable(
     packages: Iterable[DistributionPackage], python: str, *, prereleases: bool = False
 ) -> dict[Version, Files]:
     """The files of each release that were not yanked and are for this Python."""
-    files_of: dict[Version, Files] = {}
+    files: dict[Version, Files] = {}
     for file in packages:
         try:
             version = Version(file.version or "")
@@ -70,8 +89,8 @@ def installable(
             continue
         runs = file.requires_python is None or python in SpecifierSet(file.requires_python)
         if (prereleases or not version.is_prerelease) and not file.is_yanked and runs:
-            files_of.setdefault(version, []).append(file)
-    return files_of
+            files.setdefault(version, []).append(file)
+    return files
 
 
 def _newest_patches(versions: Iterable[Version]) -> Iterator[Version]:

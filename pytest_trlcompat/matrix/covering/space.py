@@ -110,6 +110,11 @@ class Space:
         # Pairs have their columns in ascending order, so TRL, the first one, never stands second.
         if self.train is None or (PACKAGES[pair[0]], PACKAGES[pair[2]]) != ("trl", "transformers"):
             return True
+        if minor(pair[1]) not in self.train:
+            raise MatrixError(
+                f"no cell of matrix.toml says with which Transformers trl {pair[1]} trains; add cells of this release to "
+                "matrix.toml first"
+            )
         lowest, highest = self.train[minor(pair[1])]
         return lowest <= minor(pair[3]) <= highest
 
