@@ -74,6 +74,7 @@ def _replace_launchers(module: Any, environments: list[dict[str, str]]) -> None:
         def launch(arguments: Any) -> None:
             arguments.main_process_port = 0  # of any other, Accelerate asks whether it is free
             prepared = prepare(arguments)
+            # prepare_multi_gpu_env returns the variables alone, the two others the command and the variables.
             environments.append(prepared[1] if isinstance(prepared, tuple) else prepared)
 
         return launch

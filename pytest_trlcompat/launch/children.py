@@ -117,6 +117,7 @@ class _Children:
 
     def listen(self, limit: float) -> None:
         for key, _ in self._selector.select(limit):
+            # While a launch runs, the client says nothing: that it can be read means that it has gone.
             if key.fileobj is self._client:
                 raise Cancelled
             if not attend(key.data, key.fileobj):
@@ -206,6 +207,7 @@ def fork_rank(
     semaphores = f"trlcompat-{uuid.uuid4().hex}"
     started = time.monotonic()
     parent = os.getpid()
+    # Closed here after the fork, so that the connection ends when the rank does.
     with theirs:
         pid = os.fork()
         if pid == 0:
@@ -312,8 +314,10 @@ def reap(child: Child, wait: bool) -> None:
     _kill(child.pid)
     _, status, usage = os.wait4(child.pid, 0)
     child.status = os.waitstatus_to_exitcode(status)
+    # Linux counts ru_maxrss in KiB.
     child.peak_bytes = usage.ru_maxrss * 1024
     child.ended_at = time.monotonic()
+    # What it has sent just before it ended.
     _drain(child)
 
 
@@ -338,6 +342,7 @@ def dump_stacks(children: Sequence[Child]) -> None:
         if child.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, rank.STACK_DUMP_SIGNAL)
+    # Time to write them: nothing tells when the last one is complete.
     time.sleep(_DUMP_TIME)
 
 

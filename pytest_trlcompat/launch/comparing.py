@@ -59,7 +59,9 @@ def _compared(build: Callable[..., Any], wrappers: list[Any]) -> Callable[..., A
     @functools.wraps(build)
     def build_compared(*args: Any, **kwargs: Any) -> Any:
         level = dist.get_debug_level()
+        # One may be left of a group whose construction failed.
         wrappers.clear()
+        # Only while the group is built: PyTorch asks for the level there, and wraps gloo where it is DETAIL.
         dist.set_debug_level(dist.DebugLevel.DETAIL)
         try:
             group, store = build(*args, **kwargs)

@@ -20,6 +20,7 @@ __all__ = ["Observer", "load_engines"]
 
 def _with_engine() -> tuple[Family, ...]:
     """The first family of each engine: several may have the same."""
+    # Backwards, so that of several with one engine the first is written last, and stays.
     return tuple({family.engine: family for family in reversed(families()) if family.kind}.values())
 
 
@@ -70,6 +71,7 @@ class Observer:
                     self._while_live = self._look()
             destroy(group)
 
+        # Both names, since torch.distributed re-exports it.
         for module in (distributed, distributed.distributed_c10d):
             module.destroy_process_group = observed
 
@@ -117,6 +119,7 @@ class Observer:
             for part in parts:
                 family.measure(part, entry)
             seen["built"].append({**entry, "trainable": family.is_trainable(model)})
+        # Only then, since it looks at every live object.
         if seen["built"] and not any(engine["trainable"] for engine in seen["built"]):
             seen["optimized"] = _optimized()
         return seen
@@ -126,6 +129,7 @@ class Observer:
         for family in _with_engine():
             engine = None if family in self._observed else _loaded(family.engine)
             if engine is not None:
+                # By the type, since isinstance falls back on __class__, which lazy objects compute.
                 built += [(family, entity) for entity in gc.get_objects() if issubclass(type(entity), engine)]
         return built
 
@@ -176,6 +180,7 @@ def _outermost(family: Family, parts: Sequence[Any], more: Sequence[Any]) -> lis
     tops = {id(top): top for top in (*modules.values(), *more)}
     below = {number: [id(module) for module in top.modules()] for number, top in tops.items()}
     owners: dict[int, Any] = {}
+    # The largest first: it takes all modules below it, and smaller ones what is left.
     for top in sorted(tops.values(), key=lambda top: len(below[id(top)]), reverse=True):
         for module in below[id(top)]:
             owners.setdefault(module, top)

@@ -21,6 +21,7 @@ from pytest_trlcompat.launch.strategy import Strategy
 
 __all__ = ["base_environment", "rank_environment"]
 
+# A test process that was itself started by torchrun or accelerate has them, and its launches are no part of that.
 _OTHER_LAUNCHERS = (
     "RANK",
     "LOCAL_RANK",
@@ -61,6 +62,7 @@ def base_environment(device: str, cluster: Cluster) -> dict[str, str]:
         # Neither can then be reached from other machines. Other users of this one can connect to gloo; ranks look
         # whether they have before it is used.
         defaults["GLOO_SOCKET_IFNAME"] = "lo"
+        # With "=", NCCL takes the interface of exactly this name; without, all whose names begin so.
         defaults["NCCL_SOCKET_IFNAME"] = "=lo"
     if device == "cpu":
         defaults["ACCELERATE_USE_CPU"] = "true"

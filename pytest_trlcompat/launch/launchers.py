@@ -84,6 +84,7 @@ def read(words: LauncherWords, folder: Path | None = None) -> Read:
     """
     parsed = _parsed(words.launcher, words.words, words.is_legacy)
     arguments = parsed[_ARGUMENTS[words.launcher]]
+    # The script or the module is one word; -m is among the options before it.
     written = words.words[: len(words.words) - len(arguments) - 1]
     result = replace(read_parsed(words.launcher, parsed), words=written)
     asked = None if folder is None else strategy_of(result, folder)
@@ -205,6 +206,7 @@ def strategy_of(parsed: Read, folder: Path) -> Strategy | None:
             raise CommandError(f"accelerate launch --{min(asked)} has no effect without --{family.flag}; add it")
         if asked:
             in_file = dict(config.get(section) or {})
+            # By their full names, so that an option takes the place of the same key in the file.
             config[section] = {config_keys.section_key(section, name): value for name, value in in_file.items()} | asked
     words = parsed.words if file is None else (*parsed.words, "--config_file", str(path))
     launch = AccelerateLaunch(

@@ -73,6 +73,7 @@ def measured(how: Measurement | None) -> Iterator[None]:
         return
     import coverage
 
+    # coverage takes the folder of relative paths from the working directory, when it is built and started.
     here = os.getcwd()
     os.chdir(how.base)
     try:

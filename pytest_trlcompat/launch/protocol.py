@@ -55,6 +55,7 @@ def short_path(path: Path) -> Iterator[str]:
 def _exactly(channel: socket.socket, count: int) -> bytes:
     parts = bytearray()
     while len(parts) < count:
+        # Limited, since recv allocates at once as much as it is asked for.
         part = channel.recv(min(count - len(parts), 1 << 20))
         if not part:
             raise EOFError("the other side closed the connection")

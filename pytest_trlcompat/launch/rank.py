@@ -74,6 +74,7 @@ def _wait_for_the_others(channel: socket.socket) -> None:
 
 
 def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, int]) -> None:
+    # A group of its own, so that it can be killed with what it has started.
     os.setpgid(0, 0)
     _use_batch_scheduling()
     _processes.die_with_parent(parent)  # a killed server must not leave ranks behind
@@ -81,6 +82,7 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
         signal.signal(number, signal.SIG_DFL)
     for ours, standard in zip(output, (1, 2), strict=True):
         os.dup2(ours, standard)
+    # Line by line, so that what a rank has printed is in its file when it is killed.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     if spec.debug is not None and rank == spec.debugged:
@@ -89,6 +91,7 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
         debugging.ignore_breakpoints()
     _show_stacks()
     if spec.mode == "warm":  # a cold rank has its launcher's environment
+        # In this order: what a launch says takes precedence over what importing the stack has set.
         os.environ.clear()
         os.environ.update(spec.extra_environment)
         os.environ.update(spec.environment)
@@ -156,15 +159,19 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
     try:
         with measured(spec.coverage):
             function, args, kwargs = cloudpickle.loads(spec.payload)  # noqa: TID251 - of the test process
+            # After the payload, whose modules may import engines, and before the function, which builds them.
             observer.install()
             if (subjects := Subjects.of_this_process()) is not None:
                 subjects.install()
             returned = function(*args, **kwargs)
+        # Before the proof, whose time is not the function's.
         ended = time.monotonic()
         seen = observer.seen()
         proof.check(spec.expectation, seen, rank)
         value = _dump(returned)
+        # Within the try: a full disk fails the rank, instead of losing what it has printed.
         _flush()
+    # Also SystemExit, and what pytest.skip and pytest.fail raise, which is no Exception.
     except BaseException as error:
         if spec.debug is not None and spec.debug.post_mortem and rank == spec.debugged:
             debugging.post_mortem(error, spec.debug.rank)

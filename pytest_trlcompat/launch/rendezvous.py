@@ -56,6 +56,7 @@ def _store(spec: LaunchSpec, host: str) -> Iterator[tuple[LaunchSpec, Callable[[
     """Bind the socket before the fork, so that the ranks know the port; the store's thread starts after it, so that
     no thread is forked."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # Holds the store, which ends with its last reference.
     stores = []
     try:
         listener.bind((host, 0))
@@ -64,6 +65,7 @@ def _store(spec: LaunchSpec, host: str) -> Iterator[tuple[LaunchSpec, Callable[[
         yield _with_address(spec, host, port), lambda: stores.append(_serve(listener, (host, port), spec.timeout))
     finally:
         stores.clear()
+        # It still has its descriptor if no store was made of it.
         listener.close()
 
 
@@ -106,6 +108,7 @@ def _serve(listener: socket.socket, address: tuple[str, int], timeout: float) ->
         *address,
         use_libuv=torch.__version__ >= (2, 8),  # before, it did not accept a listening socket
         is_master=True,
+        # The ranks come later; waiting for them here would leave nobody to supervise them.
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout),
         master_listen_fd=listener.detach(),
@@ -131,6 +134,7 @@ def _bound(address: tuple[str, int]) -> socket.socket:
     deadline = time.monotonic() + _BIND_TIMEOUT
     while True:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # Closed connections of a session before would otherwise hold the address for a minute (TIME_WAIT).
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)

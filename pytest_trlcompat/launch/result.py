@@ -128,6 +128,7 @@ class RankResult:
         from pytest_trlcompat.accelerator import artefacts
 
         printed = artefacts.printed_in(self.stderr)
+        # Only a signal that nobody here has sent is a crash.
         if printed is not None or self.exit_status >= 0 or self.ended_by_launcher is not None:
             return printed
         return artefacts.of_crash(describe_exit(self.exit_status), self.stderr)

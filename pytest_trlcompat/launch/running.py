@@ -143,6 +143,7 @@ def _run_inner(starts: nested.Starts, inner: Program, failed: list[Exception]) -
         return 1
     finally:
         starts.running = outer
+        # First those that the inner program has imported, so that the outer one's of the same names come back.
         for name in _users_modules(starts.path):
             del sys.modules[name]
         sys.modules.update(aside)
@@ -180,6 +181,7 @@ def _execute(program: Program, starts: nested.Starts) -> int:
             sys.path.insert(0, program.folder)
             # The server may have imported it, which a new interpreter has not: runpy would warn of that.
             sys.modules.pop(program.target, None)
+            # alter_sys makes it sys.modules["__main__"], where pickle looks for its classes, as run_path always does.
             runpy.run_module(program.target, run_name="__main__", alter_sys=True)
         else:
             sys.path.insert(0, str(Path(program.target).resolve().parent))

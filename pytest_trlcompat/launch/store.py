@@ -36,6 +36,7 @@ def use_file(path: str) -> None:
         return
     if not torch.distributed.is_available():
         return
+    # Not register_rendezvous_handler, the public way: it refuses a scheme that torch has registered already.
     handlers = getattr(importlib.import_module(_MODULE), _HANDLERS, None)
     if not isinstance(handlers, dict) or "env" not in handlers:
         raise RuntimeError(
@@ -45,13 +46,16 @@ def use_file(path: str) -> None:
     numbers, torch_handler = itertools.count(), handlers["env"]
 
     def from_file(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+        # torch moves rank= and world_size= of init_process_group into the query, where they come before the variables.
         query = dict(parse_qsl(urlparse(url).query))
         rank, world_size = (query.get(name, os.environ.get(name.upper())) for name in ("rank", "world_size"))
         if not rank or not world_size:
             yield from torch_handler(url, **options)  # says which variable is missing
             return
+        # A number for each group, since a file still has the keys of the one before.
         store = torch.distributed.FileStore(f"{path}-{next(numbers)}", int(world_size))
         yield store, int(rank), int(world_size)
+        # As torch's own handlers: whoever asks their iterator again gets this instead of a second store.
         raise RuntimeError("env:// cannot meet again in the same store")
 
     handlers["env"] = from_file

@@ -107,7 +107,9 @@ class Subjects:
         model = f" (engine {number})" if number else ""
         for name, parameter in engine.module.named_parameters():
             if hasattr(parameter, "ds_id"):
+                # A parameter that several engines share keeps the name by the first.
                 self._names.setdefault(parameter.ds_id, f"{name}{model}")
+        # Texts that were made before these names were known.
         self._lists.clear()
 
     def _watch_coalesced(self, init: Any, parameter: Any, *args: Any, **kwargs: Any) -> None:

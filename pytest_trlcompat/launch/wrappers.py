@@ -138,6 +138,7 @@ class _Wrapper:
     shows: str = ""
     subcommand: str = ""
     has_scripts: bool = False
+    # A lambda, since _plain is defined below.
     read: Callable[[_Options, Surroundings], Inner | None] = field(
         default=lambda options, around: _plain(options, around)
     )
@@ -188,7 +189,9 @@ def _timeout(options: _Options, around: Surroundings) -> Inner | None:
         number = int(name) if name.isdigit() else int(signal.Signals[f"SIG{name.removeprefix('SIG')}"])
     except KeyError:
         return Inner(options.rest[1:], around, problem=f"{name} is no signal")
+    # With --preserve-status it is the command's own, which the signal ended; SIGKILL ends timeout as well.
     is_killed = number == signal.SIGKILL or options.has("-p --preserve-status")
+    # A duration of 0 switches timeout off.
     deadline = Deadline(seconds, 128 + number if is_killed else _TIMED_OUT) if seconds else None
     return Inner(options.rest[1:], around, deadline)
 
