@@ -64,9 +64,11 @@ def activate(devices: int = 2) -> None:
     if not getattr(sys.modules.get("torch_npu"), "IS_SOFTWARE_ACCELERATOR", False):
         folder = str(build())
         _refuse_beside_real_accelerator(torch, folder)
+        # Before the import, during which it is read.
         os.environ[DEVICES_VARIABLE] = str(devices)
         if folder not in sys.path:
             sys.path.insert(0, folder)
+        # The folder may have been made after Python had listed what is on its path.
         importlib.invalidate_caches()
         importlib.import_module("torch_npu")
     count = torch.npu.device_count()
@@ -102,6 +104,7 @@ def _check_count(devices: int) -> None:
 def _refuse_beside_real_accelerator(torch: ModuleType, standin: str) -> None:
     """Raise if torch has another accelerator: a test might then run on either."""
     installed = importlib.util.find_spec("torch_npu")
+    # The stand-in is found under this name as well, where it is on the path already.
     if hasattr(torch, "npu") or (installed is not None and not str(installed.origin).startswith(standin)):
         raise AcceleratorError(
             "The software accelerator goes by the name npu, but this environment has a real torch_npu. "

@@ -22,6 +22,7 @@ def run(command: Sequence[str], source: str, temporary: Path, environment: Mappi
     Returns:
         The exit status, and the output of both streams together.
     """
+    # In English, since build.py looks for the system's message of a full disk in the output.
     environment = {**environment, "LC_ALL": "C", "TMPDIR": str(temporary)}
     process = subprocess.Popen(
         command,
@@ -44,6 +45,7 @@ def run(command: Sequence[str], source: str, temporary: Path, environment: Mappi
 def _kill_with_children(pid: int) -> None:
     """g++ is a driver, and the compiler proper, its child, would go on without it."""
     with contextlib.suppress(OSError):  # no /proc, or the process has ended
+        # Children before their parent: once that has ended, nobody lists them as its own.
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             _kill_with_children(int(child))
     with contextlib.suppress(ProcessLookupError):

@@ -29,6 +29,7 @@ class What(str, Enum):
         return self.value
 
 
+# How torch calls the device: by its name, and before it has one by the dispatch key and the type.
 _DEVICE = r"\w*(?:npu|PrivateUse1|privateuseone)\w*"
 
 
@@ -147,6 +148,7 @@ PLAIN = (
         "autocast",
         _NO_FEATURE,
     ),
+    # The most general, so that it comes last: the first pattern that is found names the artefact.
     Words(
         What.CAPABILITY,
         r"(?P<name>[^\n:.]*?) (?:is |are )?not (?:yet )?(?:supported|implemented|available) (?:on|for|by) "

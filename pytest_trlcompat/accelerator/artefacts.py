@@ -119,6 +119,7 @@ def of_failure(type_name: str, message: str, traceback: str, *, torch: str = "")
         return stated
     *before, last = led_to(exceptions(traceback)) or [Raised((), "")]
     chain = [Raised(last.frames, f"{type_name}: {message}"), *reversed(before)]
+    # Along the whole chain first what this device alone says, and only then what others say too.
     for words in (PLAIN, AMBIGUOUS):
         for raised in chain:
             artefact = _by_words(raised.text, words, torch)

@@ -130,6 +130,7 @@ class _Scan:
         first, last = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
         if first is None or last is None:
             return False
+        # The line of a definition is that of its def; decorators stand above.
         first = min([first, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
         position = bisect.bisect_left(self._lines, first)
         return position == len(self._lines) or self._lines[position] > last
@@ -148,6 +149,7 @@ class _Scan:
                     here = after
             elif _imports_torch_npu(statement):
                 if rest:
+                    # Without an NPU the import raises, and nothing after it is reached.
                     self._report(rest, here & NPU, here, "import", ast.unparse(statement))
                 here = here & NPU
             elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -177,6 +179,7 @@ class _Scan:
             rest = arm.orelse
             arm = rest[0] if len(rest) == 1 and isinstance(rest[0], ast.If) else None
         self._body(rest, left, here, "else", refused, line)
+        # Where no arm leaves, the statements after the chain are reached as the chain itself was.
         return here if not _ends_somewhere(statement) else after if _ends(rest) else after | left
 
     def _body(

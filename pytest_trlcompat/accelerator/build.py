@@ -258,6 +258,7 @@ def _build_into(target: Path, torch: Torch, report: Progress) -> None:
         f"compiling the software accelerator for torch {torch.version} with {compiler[0]}, once; about half a minute"
     )
     started = time.monotonic()
+    # Beside the target: only within one file system is a rename atomic.
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         _copy(STANDIN, work)
@@ -265,6 +266,7 @@ def _build_into(target: Path, torch: Torch, report: Progress) -> None:
             _copy(AUTOLOAD, work)
         _compile(compiler, torch, work, target.with_name(f"{target.name}.log"))
         self_test.perform(work, child_variables(work, devices=2))
+        # After all the others: a build that has its sums is taken for whole.
         sums.write(work)
         work.chmod(0o755)  # mkdtemp's 0700 would lock other users out of a shared cache
         work.rename(target)
@@ -293,6 +295,7 @@ def _compile(compiler: Sequence[str], torch: Torch, work: Path, log: Path) -> No
     command = [*compiler, *FLAGS, *definitions, *includes, "-x", "c++", "-", "-o", str(work / LIBRARY)]
     # No rpath: the stand-in imports torch first, and its libraries are then found by name among those that are loaded.
     # So one build serves every environment that has this torch.
+    # -x none ends "-x c++": what follows are libraries.
     command += ["-x", "none", f"-L{torch.folder / 'lib'}", *LIBRARIES, *libraries]
     status, output = _child.run(command, unit, work, os.environ)
     log.write_text(f"{shlex.join(command)}\n{output}", encoding="utf-8")
@@ -340,6 +343,7 @@ def _as_torch(torch: Torch) -> tuple[list[str], list[str]]:
     # In another process: torch must not be imported into this one.
     done = subprocess.run(
         [sys.executable, "-c", _ASK_TORCH],
+        # With this torch alone: a backend that loads with it, as the stand-in does, must not be asked.
         env={**os.environ, "PYTHONPATH": str(torch.folder.parent), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         capture_output=True,
         text=True,

@@ -68,6 +68,7 @@ def read(folder: Path) -> SelfTest:
 def _document(status: int, output: str) -> dict[str, dict[str, str | None]]:
     lines = output.splitlines()
     try:
+        # The last line, since torch and what it loads may print before it.
         document = json.loads(lines[-1])
         return {key: dict(document[key]) for key in ("checks", "absent")}
     except (IndexError, KeyError, TypeError, ValueError):

@@ -14,6 +14,7 @@ FILE = "SHA256SUMS"
 def write(folder: Path) -> None:
     """Record the sums of all files in ``folder``. From then on, nobody else can write to them."""
     lines = []
+    # A list, since folders are made while the tree is walked.
     for module in list(folder.rglob("*.py")):
         # Otherwise Python makes this folder later, and with a umask of 0 everybody can write to it.
         (module.parent / "__pycache__").mkdir(exist_ok=True)
@@ -52,6 +53,7 @@ def _read(folder: Path) -> list[tuple[str, str]]:
     recorded = []
     for line in (folder / FILE).read_text(encoding="utf-8").splitlines():
         digest, sign, name = line.partition("  ")
+        # Otherwise a name could lead out of the folder.
         if not sign or ".." in name.split("/") or name.startswith("/"):
             raise ValueError(f"{line!r} is not a sum and a name")
         recorded.append((name, digest))

@@ -47,8 +47,10 @@ def _run_the_hidden_one() -> None:
     path = [folder for folder in sys.path if os.path.abspath(folder or os.curdir) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
     if spec is not None and spec.loader is not None:
+        # Not put into sys.modules, where this module has the name already.
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
+# First, since the hidden one may import torch.
 sys.meta_path.insert(0, _AfterTorch())
 _run_the_hidden_one()

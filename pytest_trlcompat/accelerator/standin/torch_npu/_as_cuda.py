@@ -34,6 +34,7 @@ def distributed_type_is_multi_gpu(module: ModuleType) -> None:
     def is_asked(self: Any, other: object) -> bool:
         return type(other) is str and other == "MULTI_GPU" and self is kind.MULTI_NPU
 
+    # Set on the finished class, which thereby keeps its hash: members are keys of dictionaries.
     kind.__eq__ = lambda self, other: is_asked(self, other) or equal(self, other)
     kind.__ne__ = lambda self, other: not is_asked(self, other) and unequal(self, other)
 

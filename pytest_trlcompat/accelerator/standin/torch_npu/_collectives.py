@@ -46,6 +46,7 @@ def _bind_to_no_device() -> None:
             del kwargs["device_id"]
         start(*args, **kwargs)
 
+    # Both names, since torch.distributed re-exports it.
     dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
 
 
@@ -77,12 +78,14 @@ def _notes(store: dist.Store, rank: int, world_size: int) -> int | None:
     else:
         name = store.get("trlcompat/notes").decode("ascii", "replace")
         descriptor = _notes_file.open_existing(name, size)
+    # Before this rank counts as one that has looked, so that the last to look knows of every miss.
     if descriptor < 0:
         store.add("trlcompat/notes/missed", 1)
     if store.add("trlcompat/notes/looked", 1) == world_size:
         store.set("trlcompat/notes/shared", str(store.add("trlcompat/notes/missed", 0) == 0))
     shared = store.get("trlcompat/notes/shared") == b"True"
     if rank == 0 and name:
+        # All that could open it have done so: the answer above comes after the last of them.
         _notes_file.remove(name)
     if not shared and descriptor >= 0:
         os.close(descriptor)

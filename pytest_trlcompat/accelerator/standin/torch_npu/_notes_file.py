@@ -51,6 +51,7 @@ def open_existing(name: str, size: int) -> int:
     if not _NAME.fullmatch(name):
         return -1
     try:
+        # Neither a link nor a pipe, which would block: another user may have put either there.
         descriptor = os.open(_path(name), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return -1

@@ -59,6 +59,7 @@ def _load_alone(builder: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     handle = os.open(folder / "trlcompat.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
+        # Torch's file, of a rank that was killed: whoever compiles now holds the lock above.
         (folder / "lock").unlink(missing_ok=True)
         return builder.load(self, *args, **kwargs)
     finally:

@@ -90,6 +90,7 @@ def bfloat16_is_computed(module: Any) -> None:
             if not any(map(is_bfloat16, arguments)):
                 return operation(self, *arguments, **keywords)
             result = operation(self, *widen(self, arguments), **keywords)
+            # The result of a comparison is no number in float32, and stays as it is.
             return self.cast_impl(result, tl.bfloat16) if result.data.dtype == numpy.float32 else result
 
         return in_float32

@@ -67,6 +67,7 @@ class device:  # noqa: N801 - torch's name
     """Makes ``device`` current for as long as the context lasts."""
 
     def __init__(self, device: Device) -> None:
+        # The names that these have in torch.cuda.device.
         self.idx = index_of(device)
         self.prev_idx = -1
 

@@ -26,6 +26,7 @@ default_generators = tuple(_C.default_generator(index) for index in range(_C.dev
 
 
 def _shown() -> tuple[torch.Generator, ...]:
+    # A rank may have been left fewer devices than there were when this module was imported.
     return default_generators[: _C.device_count()]
 
 
@@ -59,6 +60,7 @@ def get_rng_state_all() -> list[torch.Tensor]:
 
 
 def set_rng_state(new_state: torch.Tensor, device: Device = "npu") -> None:
+    # A generator takes its state from the host's memory alone.
     default_generators[index_of(device)].set_state(new_state.cpu())
 
 
