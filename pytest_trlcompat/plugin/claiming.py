@@ -43,6 +43,7 @@ def is_first_answer(item: pytest.Item) -> bool:
     return issue.severity == SEVERITIES[0] and not issue.is_search
 
 
+# Before pytest's own loop, which would run every test; an answer other than None keeps it from that.
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if session.config.getoption("collectonly") or session.testsfailed:
@@ -73,6 +74,7 @@ def _run(
             following = table.claim(table.groups or ())
             nextitem = members[following.group.name][0] if following else None
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+        # As in pytest's own loop, after each test.
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:

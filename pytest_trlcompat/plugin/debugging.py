@@ -26,6 +26,7 @@ def lender(config: pytest.Config, rank: int, where: str) -> Callable[[], context
     def lend() -> Iterator[Debug]:
         capture = config.pluginmanager.getplugin("capturemanager")
         if capture is not None:
+            # Input too, in whose place pytest puts a file that cannot be read.
             capture.suspend(in_=True)
         try:
             if not os.isatty(0):
@@ -37,6 +38,7 @@ def lender(config: pytest.Config, rank: int, where: str) -> Callable[[], context
             try:
                 yield Debug(rank, os.ttyname(0), post_mortem=bool(config.getoption("usepdb", default=False)))
             finally:
+                # A debugger that was ended leaves the terminal as it has set it.
                 termios.tcsetattr(0, termios.TCSADRAIN, before)
         finally:
             if capture is not None:

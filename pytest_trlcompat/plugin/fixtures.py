@@ -226,6 +226,7 @@ def vllm_server(pytestconfig: pytest.Config, launcher: Launcher) -> Iterator[Cal
         if known is None or not known.running:
             if known is not None:
                 known.stop()
+            # To start one takes half a minute, and the next try would fail in the same way.
             if key in failed:
                 raise failed[key]
             try:

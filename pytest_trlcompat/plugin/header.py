@@ -40,6 +40,7 @@ def line_once(installed: Mapping[str, str], cache: Cache | None) -> str | None:
         return line(installed)
     key = [__version__, known_issues.fingerprint(), *evidence.fingerprint(), dict(installed)]
     cached = cache.get(_KEY, None)
+    # Anything may stand in the cache, which other releases write too.
     if isinstance(cached, dict) and cached.get("key") == key and isinstance(cached.get("line", 0), (str, type(None))):
         return cached["line"] or None
     answer = line(installed)

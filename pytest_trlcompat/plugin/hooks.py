@@ -84,6 +84,7 @@ def _is_asked_for(config: pytest.Config) -> bool:
     for module in config.pluginmanager.get_plugins():
         plugins = getattr(module, "pytest_plugins", ())
         named |= {plugins} if isinstance(plugins, str) else set(plugins)
+    # Its entry point has the name trlcompat; it has that of the module only where somebody asks for it.
     return not named.isdisjoint(_NAMES) or config.pluginmanager.has_plugin(_NAMES[-1])
 
 

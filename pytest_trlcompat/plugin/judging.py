@@ -168,6 +168,7 @@ class Judge:
         evidence = _raised(failure)
         if others := _of_other_ranks(error):
             evidence["other_ranks"] = others
+        # Before the artefact: a known symptom takes precedence over a limit of the device.
         if self.issue.shows(failure.mro, failure.message, _location.of_traceback(failure.traceback)):
             return Finding(Verdict.BROKEN, evidence)
         return Finding(Verdict.ERROR, evidence) if error.artefact is None else _untestable(error.artefact, evidence)
@@ -238,6 +239,7 @@ def _met_by(error: Exception) -> Artefact | None:
     """The artefact in what a suite had in hand when it could not go on: numbers are missing, an assertion fails."""
     if error.__traceback__ is None:
         return None
+    # Without this module's own frame.
     in_hand = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__.tb_next)]
     return next(_artefacts_in(in_hand), None)
 

@@ -319,6 +319,7 @@ def add_options(parser: pytest.Parser) -> None:
             ini_type = "bool"
         elif spec.kind in _SEVERAL:
             ini_type = "linelist"
+        # None, so that an ini file which says false differs from one that says nothing.
         parser.addini(spec.ini, f"default of {spec.option}", type=ini_type, default=None)
 
 
@@ -344,6 +345,7 @@ def _read(spec: Spec, config: pytest.Config, environ: Mapping[str, str]) -> Sett
     except (TypeError, ValueError, pytest.UsageError) as error:  # an ini value of another type
         raise SettingError(f"ini {spec.ini}: {error}") from error
     if value is not None:
+        # From the ini file's own folder, as pytest's own paths there.
         if spec.name == "results" and config.inipath is not None and value:
             value = str(config.inipath.parent / value)
         return _parsed(spec, value, Source.INI, f"ini {spec.ini}")
@@ -388,6 +390,7 @@ def resolve_device(setting: Setting[str], obstacle: Callable[[], str | None] | N
 def cuda_obstacle(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> str | None:
     """Why CUDA cannot be used here, or ``None``."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
+    # NoDevFiles is what Slurm says where a job has no GPU.
     if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
         return f"CUDA_VISIBLE_DEVICES={visible} hides every GPU"
     # nvidia0, nvidia1, ... on Linux; dxg is the GPU of the Windows subsystem for Linux.

@@ -40,6 +40,7 @@ def lines(trainer: str, issues: Sequence[str]) -> Iterator[str]:
         timeout=_TIMEOUT,
     )
     if done.returncode != 0:
+        # The last line of a traceback, which says what it ended in.
         yield f"{trainer}: {(done.stderr.strip().splitlines() or ['no answer'])[-1]}"
         return
     answer = json.loads(done.stdout)

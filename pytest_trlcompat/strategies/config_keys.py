@@ -371,6 +371,7 @@ def problems_of_accelerate(config: Mapping[str, Any]) -> Iterator[str]:
     """What of an Accelerate configuration file cannot be honoured, each as ``key: value: reason``."""
     if str(config.get("compute_environment", "LOCAL_MACHINE")) != "LOCAL_MACHINE":
         yield f"compute_environment: {config['compute_environment']}: {_SAGEMAKER}"
+        # Such a file has other keys altogether, and each would be refused for the same reason.
         return
     for name, value in config.items():
         reason = _SAGEMAKER if name in SAGEMAKER_KEYS else problem_of(ACCELERATE, name, value)

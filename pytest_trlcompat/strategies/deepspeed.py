@@ -102,6 +102,7 @@ class DeepSpeed(Family):
     def measure(self, engine: Any, entry: dict[str, Any]) -> None:
         entry["zero_stage"] = max(entry.get("zero_stage", 0), engine.zero_optimization_stage())
         for parameter in engine.module.parameters():
+            # ZeRO-3 leaves an empty parameter, which knows its whole size and this rank's part.
             whole = getattr(parameter, "ds_numel", None)
             entry["local"] += parameter.numel() if whole is None else parameter.ds_tensor.numel()
             entry["total"] += parameter.numel() if whole is None else whole

@@ -99,6 +99,7 @@ class Family:
     flag: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
+        # A base of several families, as FSDP is, names no strategy.
         if "names" in vars(cls):
             _FAMILIES.append(cls())
 

@@ -101,12 +101,14 @@ class FSDP1(FSDP):
         return f"{name} with {str((settings or {})['sharding_strategy']).upper()}"
 
     def shards_parameters(self, name: str, settings: Settings | None) -> bool:
+        # Accelerate takes the number of a strategy as well; 1 is FULL_SHARD.
         return str((settings or {})["sharding_strategy"]).upper() in ("FULL_SHARD", "1")
 
     def required(self, name: str, settings: Settings | None, world_size: int) -> dict[str, Any]:
         """The sharding strategy, which settings have by name or by number, as PyTorch names it."""
         if world_size == 1:  # FSDP then shards nothing, whatever it is asked
             return {}
+        # PyTorch's own name for one of them begins so: _HYBRID_SHARD_ZERO2.
         text = str((settings or {})["sharding_strategy"]).upper().removeprefix("_")
         numbers = {str(number): strategy for number, strategy in enumerate(_SHARDING_STRATEGIES, 1)}
         return {"sharding_strategy": numbers.get(text, text)}
@@ -116,6 +118,7 @@ class FSDP1(FSDP):
         if handle is None:  # a root whose parameters all belong to nested units
             return
         flat = handle.flat_param
+        # Until the first forward pass has set it, the flat parameter itself is this rank's part.
         sharded = getattr(flat, "_local_shard", flat)
         entry["local"] += sharded.numel()
         entry["total"] += int(flat._unpadded_unsharded_size.numel())
