@@ -49,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "images: needs Pillow; part of a sweep with --images alone")
 
 
+# Before pytest selects by -m, which goes by these markers.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test of the suites with the parts in which it is run, those of conformance aside, which have theirs."""

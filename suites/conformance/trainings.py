@@ -112,6 +112,7 @@ class ConformanceTrainings:
         for number, difference in enumerate(result["differences"]):
             stage, where = difference["stage"], difference["where"]
             shown = any(pattern.matches(stage, setting, where) for pattern in issue.differences)
+            # Where this issue is predicted, the difference is its own, whichever other one could explain it too.
             if shown and (
                 is_silent or not explained([difference], setting, subject, label, stack.installed(), others)[0]
             ):
@@ -153,6 +154,7 @@ class ConformanceTrainings:
         result = self._launched(trainer, subject, row.strategy, settings, partly, row.name)
         if result.get("lacking"):
             raise Untestable(result["lacking"])
+        # A result that tells none of these would pass for a training that is right.
         told = ("failure", "unknown", "refused_with", "differences", "compared")
         if not any(result.get(name) for name in told):
             result = {**result, "failure": "AssertionError: nothing of this training was compared with the reference"}

@@ -54,6 +54,7 @@ def test_loss_with_accumulation(subject: str, judge: Judge, grpo_runs: Callable[
 
     def measure() -> Finding:
         run = grpo_runs("single", subject, "single").values[0]["evaluating"]
+        # The evaluation before training has a test of its own.
         failures = {stage: text for stage, text in run["failures"].items() if stage != "evaluate_before"}
         failed = failure_of(judge.issue.id, failures)
         if failed:

@@ -29,6 +29,7 @@ _SETTINGS: Mapping[str, Any] = {
     "per_device_train_batch_size": ROWS,
     "gradient_accumulation_steps": ACCUMULATED,
     "max_steps": STEPS,
+    # Adam, and clipping, would hide a gradient of the wrong size.
     "optim": "sgd",
     "learning_rate": _LEARNING_RATE,
     "lr_scheduler_type": "constant",

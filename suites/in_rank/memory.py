@@ -139,7 +139,9 @@ def _watching(subject: str, watched: Callable[[], Watch | None]) -> type:
             assert watch is not None
             if not self._hooked:
                 self._hooked = True
+                # One object where nothing wraps the model.
                 for module in {id(wrapper): wrapper for wrapper in (self.model_wrapped, self.model)}.values():
+                    # Before the hooks of a strategy: what these gather belongs to the phase that begins.
                     module.register_forward_pre_hook(lambda *_: _policy_begins(watch), prepend=True)
                 watch_engine(watch, self.model_wrapped)
                 self.ref_model.register_forward_pre_hook(lambda *_: _reference_begins(watch), prepend=True)

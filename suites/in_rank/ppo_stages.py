@@ -37,6 +37,7 @@ def run(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
     trainer = None
     with stages("construct"):
         trainer = _build(subject, model, folder, stages)
+    # Past ppo-accelerate-state, so that what lies behind it can be measured.
     if trainer is None and subject == "upstream":
         with stages("construct_again"):
             trainer = _build(subject, model, folder, stages, before=_forget_accelerator_state)

@@ -100,6 +100,7 @@ def _watch_main(trainer: Any, watch: Watch) -> None:
     @functools.wraps(generate)
     def watched(prompts: Any, *args: Any, **kwargs: Any) -> Any:
         if server is None:
+            # Copies, since the next synchronisation writes into them.
             tensors = {name: parameter.detach().clone() for name, parameter in engine.named_parameters()}
             outputs = generate(prompts, *args, **kwargs)
             rows = vllm_server.rows_of(vllm_server.with_recorded(holder, outputs))
@@ -139,6 +140,7 @@ def _watch_loading(engine: Any, watch: Watch) -> None:
 
     @functools.wraps(load)
     def counted(weights: Any) -> Any:
+        # They come as an iterator, which the engine has to read as well.
         tensors = list(weights)
         if watch.loaded:
             watch.loaded[-1].update(name for name, _ in tensors)
@@ -170,6 +172,7 @@ def _watch_synchronisation(trainer: Any, watch: Watch) -> None:
         started = time.monotonic()
         returned = synchronise(*args, **kwargs)
         spent = time.monotonic() - started
+        # Before the weights are gathered below, which takes as much again.
         extra = device.max_memory_allocated() - held
         after = weights.whole(trainer.model)
         shapes = {
@@ -181,6 +184,7 @@ def _watch_synchronisation(trainer: Any, watch: Watch) -> None:
         for name, count in watch.loaded[-1].items():
             for part in vllm_engine.published(name, shapes.get(name, ())):
                 loaded[part] += count
+        # What a rank does not hand over, it does not miss either.
         if not hands_over:
             loaded.update(names)
         watch.synchronisations.append(

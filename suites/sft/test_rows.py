@@ -64,6 +64,7 @@ def test_first_tokens(subject: str, judge: Judge, launcher: Launcher) -> None:
             raise Absent("this release's collator puts no rows behind each other")
         assert batch["input_ids"] == [token for row in ROWS for token in row], batch
         starts = [place for place, position in enumerate(batch["position_ids"]) if place and not position]
+        # Where the second and the third of ROWS begin.
         assert starts == [3, 5], batch
         labels = [batch["labels"][place] for place in starts]
         is_right = all(label == -100 for label in labels)

@@ -38,6 +38,7 @@ __all__ = [
 WORLD_SIZE = 2
 NO_SHARD = "fsdp1-no_shard"
 _SGD = {"optimizer": {"type": "SGD", "params": {"lr": "auto"}}}
+# A warm-up between two equal rates is a constant one.
 _CONSTANT = {
     "type": "WarmupLR",
     "params": {"warmup_min_lr": sharding.LEARNING_RATE, "warmup_max_lr": "auto", "warmup_num_steps": "auto"},

@@ -182,6 +182,7 @@ def batches(training: VLLMTraining, label: str, trainer: str = "GRPO", issue: st
         },
     }
     complete = [comparison for comparison in comparisons if comparison["same_ids"]]
+    # The ratio of a sequence has the errors of its five tokens together.
     every = {"passed_on": 1e-6, "policy_error": tolerance, "ratio_error": 5 * tolerance}
     required = _required(training, label, trainer)
     for name in NUMBERS[trainer]:
