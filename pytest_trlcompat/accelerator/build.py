@@ -242,6 +242,7 @@ def _damage(target: Path) -> str | None:
     """What is missing or broken in a build; ``None`` if it is whole, and nobody else could have changed it."""
     if not target.exists():
         return sums.FILE
+    # Before anything in it is read: what others can write to is not believed, sums neither.
     check_folder(target)
     damage = sums.damage(target)
     if damage is None:

@@ -46,6 +46,7 @@ _DUMP_TIME = 0.5
 _EXIT_TIME = 1.0
 """Seconds that a rank gets to exit that has nothing else to do."""
 _SHARED_MEMORY = Path("/dev/shm")
+# Bytes of a rank's output that a report keeps: how it began, and more of how it ended.
 _OUTPUT_HEAD, _OUTPUT_TAIL = 1 << 16, 1 << 18
 
 
@@ -156,6 +157,7 @@ def launch(spec: LaunchSpec, client: socket.socket) -> LaunchReport:
                 timed_out = supervise(_Children(children, client, stack), spec.timeout, spec.debugged)
             finally:
                 for child in children:
+                    # Those that have ended are past it; others still run only where the launch failed or was cancelled.
                     child.end("the launch was cancelled")
                     reap(child, wait=True)
                 with contextlib.suppress(OSError):  # tried again below, when the launch's descriptors are free
@@ -221,6 +223,7 @@ def fork_rank(
     stack.callback(_remove_semaphores, semaphores)
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)  # the rank does the same; either may be first
+    # For _drain, which reads until nothing is left.
     ours.setblocking(False)
     try:
         pidfd = os.pidfd_open(pid)

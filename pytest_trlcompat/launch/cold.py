@@ -206,6 +206,7 @@ class _Keepers:
 
     def end(self, reason: str) -> None:
         """End the running ranks, and receive their reports."""
+        # listen, which waits for the reports below, would otherwise come back here.
         self._ending = True
         self._send({"kind": "end", "reason": reason}, self._running())
         deadline = time.monotonic() + _END_TIMEOUT

@@ -212,6 +212,7 @@ def _accelerate_state() -> dict[str, Any]:
     if "accelerate.state" not in sys.modules:
         return {}
     state = sys.modules["accelerate.state"]
+    # Read beneath the classes: an instance would initialise a state that the function has not asked for.
     partial, full = state.PartialState._shared_state, state.AcceleratorState._shared_state
     shared = {**partial, **full}
     if "distributed_type" not in shared:

@@ -101,6 +101,7 @@ def _replace(
         exits.callback(setattr, function, attribute, getattr(function, attribute))
     exits.callback(module.__dict__.pop, hook_name, None)
     setattr(module, hook_name, hook)
+    # They are of parameters that the stub's code does not have: it takes whatever it is called with.
     function.__defaults__ = function.__kwdefaults__ = None
     names = tuple(hook_name if used == "_trlcompat_hook" else used for used in _stub.__code__.co_names)
     function.__code__ = _stub.__code__.replace(co_names=names)

@@ -193,6 +193,7 @@ def _until(starts: Starts, text: str, deadline: Deadline, run: Callable[[], int]
             raise
         return deadline.status
     finally:
+        # Off first, so that it does not ring in the handler that was there before.
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
         if remaining:

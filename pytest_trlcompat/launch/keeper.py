@@ -38,6 +38,7 @@ def main(path: str) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         with protocol.short_path(Path(path)) as short:
             client.connect(short)
+        # accelerate launch sets neither variable for a single process.
         rank = int(os.environ.get("LOCAL_RANK", "0"))
         protocol.send(client, {"local_rank": rank, "world_size": int(os.environ.get("WORLD_SIZE", "1"))})
         try:

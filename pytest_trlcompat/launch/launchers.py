@@ -101,9 +101,11 @@ def read_parsed(launcher: str, options: Mapping[str, Any]) -> Read:
     """
     # The command `accelerate` has its parser name the function that reads the options.
     options = {key: value for key, value in options.items() if key != "func"}
+    # plain: what the parser makes of a script alone, which is its defaults.
     parsed, plain = dict(options), _parsed(launcher, ("script",))
     script, arguments = parsed.pop(_SCRIPTS[launcher]), parsed.pop(_ARGUMENTS[launcher])
     target = (*(("-m",) if parsed.pop("module") else ()), str(script), *arguments)
+    # Only torch.distributed.launch has this option, and has it off by default.
     if not parsed.pop("use_env", True):
         raise CommandError(
             "torch.distributed.launch without --use_env gives the script --local-rank, which ranks do not; say "
@@ -137,6 +139,7 @@ def _parsed(launcher: str, words: Sequence[str], is_legacy: bool = False) -> dic
 
 
 def _size(launcher: str, value: Any) -> int | None:
+    # DeepSpeed's -1, and words of torchrun's, leave the number to the devices that there are.
     if value in (None, -1, "gpu", "auto", "cpu"):
         return None
     try:

@@ -68,6 +68,7 @@ def measurement(folder: Path) -> Measurement | None:
 @contextlib.contextmanager
 def measured(how: Measurement | None) -> Iterator[None]:
     """Measure this process, a rank, as long as the block lasts."""
+    # Where coverage's patch = subprocess is on, this process measures itself already.
     if how is None or _current() is not None:
         yield
         return

@@ -48,6 +48,7 @@ class Board:
     def _receive(self, channel: socket.socket, host: str) -> None:
         # Before the challenge: who says nothing must not hold a thread for ever.
         _set_timeout(channel, _STRANGER_TIMEOUT)
+        # The descriptor is the connection's from here on; the socket has none left to close.
         with channel, Connection(channel.detach()) as connection:
             try:
                 deliver_challenge(connection, self._secret)

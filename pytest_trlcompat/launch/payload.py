@@ -139,6 +139,7 @@ def _is_test_module(module: ModuleType) -> bool:
     """A module that is not part of an installed package; this package's own suites count as test modules."""
     file = getattr(module, "__file__", None)
     top = module.__name__.partition(".")[0]
+    # cloudpickle takes __main__ by value without being told.
     if file is None or top == "__main__" or top in sys.stdlib_module_names:
         return False
     stem = Path(file).stem

@@ -99,6 +99,7 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
     tempfile.tempdir = None  # the server has cached its own
     os.chdir(spec.cwd)
     sys.path[:] = [*spec.extra_path, *spec.sys_path]
+    # The server's arguments are none of a program that parses them.
     sys.argv = ["trlcompat-rank"]
     if spec.mode == "cold":
         engines.load_engines(spec.strategy)
@@ -135,6 +136,7 @@ def _show_stacks() -> None:
         show = getattr(sys.modules["torch"]._C, "_set_print_stack_traces_on_fatal_signal", None)
     else:
         show = None
+    # By its number, since the function may put something else in the place of sys.stderr.
     faulthandler.enable(file=2)
     if show is not None:
         show(True)

@@ -231,6 +231,7 @@ def _exit_handlers(nested: bool = False) -> Iterator[None]:
         unregister(function)
 
     before = set(threading.enumerate()) if nested else set()
+    # Where a library has imported register by its name, its handlers do not run: a rank ends without them.
     atexit.register, atexit.unregister = record, forget  # type: ignore[assignment]
     try:
         yield

@@ -36,6 +36,7 @@ def main(descriptor: int) -> None:
 def _prepare(hello: dict[str, Any], client: socket.socket) -> dict[str, Any]:
     """Import the stack; return what this added to the path and the environment, which the ranks need too."""
     environment = dict(os.environ)
+    # Entry by entry that of the test process; the one from the command line has absolute paths.
     sys.path[:] = hello["sys_path"]
     try:
         with import_variables.recorded() as read:

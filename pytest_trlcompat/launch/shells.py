@@ -93,6 +93,7 @@ class _Reader:
                 self._add(self._until("'"))
             elif character == '"':
                 self._quoted()
+            # Within a word it begins no comment.
             elif character == "#" and self.word is None:
                 while self.position < len(self.text) and self.text[self.position] != "\n":
                     self.position += 1
@@ -159,6 +160,7 @@ def commands(text: str, variables: Mapping[str, str], arguments: Sequence[str] =
                 yield from _command(line - (token == "\n"), words, known, arguments)
             words = []
         elif is_file:
+            # The word after the operator is the file's name; the second half of >> is not.
             is_file = is_operator
         # Keywords are such only where a command begins.
         elif words or token not in _KEYWORDS:

@@ -216,6 +216,7 @@ def _of_virtual_env(options: _Options, around: Surroundings) -> Inner | None:
 
 
 def _hatch(options: _Options, around: Surroundings) -> Inner | None:
+    # hatch run ENVIRONMENT:COMMAND; without a colon the environment is called default.
     name, colon, first = options.rest[0].partition(":") if options.rest else ("", "", "")
     words = ((first,) if first else ()) + options.rest[1:] if colon else options.rest
     active = around.variables.get("HATCH_ENV_ACTIVE")

@@ -108,6 +108,7 @@ def _config(name: str, **settings: Any) -> Any:
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
+        # Newer releases of TRL turn this and gradient checkpointing on by default.
         "bf16": False,
         "gradient_checkpointing": False,
         "seed": 7,
@@ -138,6 +139,7 @@ def prompts(length: int = PROMPT_LENGTH) -> Any:
     """
     from datasets import Dataset
 
+    # A vocabulary of 64 has 61 words, and three special tokens.
     texts = [" ".join(f"w{(row * 7 + column) % 61}" for column in range(length)) for row in range(16)]
     return Dataset.from_dict({"prompt": texts})
 
