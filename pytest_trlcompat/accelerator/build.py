@@ -269,7 +269,8 @@ def _build_into(target: Path, torch: Torch, report: Progress) -> None:
         self_test.perform(work, child_variables(work, devices=2))
         # After all the others: a build that has its sums is taken for whole.
         sums.write(work)
-        work.chmod(0o755)  # mkdtemp's 0700 would lock other users out of a shared cache
+        # mkdtemp's 0700 would lock other users out of a shared cache.
+        work.chmod(0o755)
         work.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -285,7 +286,8 @@ def _copy(folder: Path, work: Path) -> None:
     for path in _files(folder):
         copy = work / path.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)  # not its mode: an installed file may be read-only
+        # Without its mode: an installed file may be read-only.
+        shutil.copyfile(path, copy)
 
 
 def _compile(compiler: Sequence[str], torch: Torch, work: Path, log: Path) -> None:

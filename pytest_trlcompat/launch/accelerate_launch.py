@@ -40,7 +40,8 @@ def variables(options: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """
     module = _private_copy()
     arguments = argparse.Namespace(**options)
-    arguments.num_processes = 2  # a file may leave it open; no variable depends on it
+    # A file may leave it open; no variable depends on it.
+    arguments.num_processes = 2
     if arguments.config_file is not None:
         arguments.config_file = str(folder / arguments.config_file)
     elif not (arguments.use_deepspeed or arguments.use_fsdp):
@@ -72,7 +73,8 @@ def _private_copy() -> ModuleType:
 def _replace_launchers(module: Any, environments: list[dict[str, str]]) -> None:
     def prepare_only(prepare: Callable[[Any], Any]) -> Callable[[Any], None]:
         def launch(arguments: Any) -> None:
-            arguments.main_process_port = 0  # of any other, Accelerate asks whether it is free
+            # Of any other port, Accelerate asks whether it is free.
+            arguments.main_process_port = 0
             prepared = prepare(arguments)
             # prepare_multi_gpu_env returns the variables alone, the two others the command and the variables.
             environments.append(prepared[1] if isinstance(prepared, tuple) else prepared)

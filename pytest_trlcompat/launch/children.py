@@ -160,7 +160,8 @@ def launch(spec: LaunchSpec, client: socket.socket) -> LaunchReport:
                     # Those that have ended are past it; others still run only where the launch failed or was cancelled.
                     child.end("the launch was cancelled")
                     reap(child, wait=True)
-                with contextlib.suppress(OSError):  # tried again below, when the launch's descriptors are free
+                # Tried again below, when the launch's descriptors are free.
+                with contextlib.suppress(OSError):
                     end_orphans()
             return LaunchReport(tuple(report(child) for child in children), timed_out, time.monotonic() - started)
     except OSError as error:

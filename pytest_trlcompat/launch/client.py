@@ -108,7 +108,8 @@ class Launcher:
         self._folder: OwnFolder | None = None
         self._mark = uuid.uuid4().hex
         self._launches = 0
-        self._one_at_a_time = threading.Lock()  # a server runs one launch, and answers in the order of requests
+        # A server runs one launch at a time, and answers in the order of requests.
+        self._one_at_a_time = threading.Lock()
 
     def __enter__(self) -> Launcher:
         return self

@@ -170,7 +170,8 @@ class _Keepers:
         self._listener.setblocking(False)
         while True:
             ended = self._process.poll()
-            heard = self._meet(_POLL)  # after asking, so that what its keepers had sent is received
+            # After poll(), so that what keepers had sent before the command ended is received.
+            heard = self._meet(_POLL)
             if len(self._keepers) == size:
                 break
             began = f"{len(self._keepers)} of {size} ranks"

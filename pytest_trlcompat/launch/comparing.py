@@ -67,7 +67,8 @@ def _compared(build: Callable[..., Any], wrappers: list[Any]) -> Callable[..., A
             group, store = build(*args, **kwargs)
         finally:
             dist.set_debug_level(level)
-        if wrappers:  # a rank that is no member of the group has none
+        # A rank that is no member of the group has no wrapper.
+        if wrappers:
             # Under another type than gloo's, since a type that a group has already is not registered again.
             kind = dist.ProcessGroup.BackendType.CUSTOM
             group._register_backend(torch.device("cpu"), kind, wrappers.pop())

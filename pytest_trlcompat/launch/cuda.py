@@ -69,7 +69,8 @@ def without_initialization() -> Iterator[None]:
 
 def _in_another_process(function: Callable[..., Any], active: list[bool]) -> Callable[..., Any]:
     def direct(*args: Any, **kwargs: Any) -> Any:
-        active.clear()  # queries that CUDA makes while it starts are answered in the same process
+        # In this process CUDA may start, and its own queries meanwhile must not fork again.
+        active.clear()
         return function(*args, **kwargs)
 
     # DeepSpeed asks the same for each of its operators, and each answer takes a process.

@@ -50,7 +50,8 @@ def base_environment(device: str, cluster: Cluster) -> dict[str, str]:
     """
     environment = {key: value for key, value in os.environ.items() if key not in (*_OTHER_LAUNCHERS, SECRET_VARIABLE)}
     defaults = {
-        "OMP_NUM_THREADS": "1",  # ranks share the cores, and a thread pool does not survive a fork
+        # Ranks share the cores, and a thread pool does not survive a fork.
+        "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",

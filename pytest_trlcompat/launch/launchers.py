@@ -111,7 +111,8 @@ def read_parsed(launcher: str, options: Mapping[str, Any]) -> Read:
             "torch.distributed.launch without --use_env gives the script --local-rank, which ranks do not; say "
             "--use_env, or use torchrun"
         )
-    parsed.pop("nondefault", None)  # Accelerate's parser names there which options were given
+    # Accelerate's parser names there which options were given.
+    parsed.pop("nondefault", None)
     settings = {key: value for key, value in parsed.items() if value != plain.get(key)}
     _check(launcher, settings)
     return Read(

@@ -104,7 +104,8 @@ def preload(
         PreloadError: one of ``project_modules`` cannot be imported before the fork.
     """
     errors = {}
-    gc.disable()  # imports leave no garbage, and searching for it takes a sixth of their time
+    # Imports leave no garbage, and searching for it takes a sixth of their time.
+    gc.disable()
     with cuda.without_initialization() if may_have_cuda else contextlib.nullcontext():
         for name in modules:
             try:

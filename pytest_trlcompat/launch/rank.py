@@ -48,7 +48,8 @@ def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output
         outcome = _call(spec, rank)
         with contextlib.suppress(OSError):  # the disk is full, which the outcome says
             _flush()
-        is_own = os.getpid() == process  # a process that the function forked and let return has nothing to report
+        # A process that the function has forked and let return has nothing to report.
+        is_own = os.getpid() == process
         if is_own:
             protocol.send(channel, outcome)
         status = 0 if outcome.returned else 1
@@ -110,7 +111,8 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
         store.use_file(spec.store)
         if spec.device != "software":
             gloo_peers.refuse_strangers()
-    if "torch.distributed" in sys.modules:  # it read the variable when the server imported it
+    # It read the variable when the server imported it.
+    if "torch.distributed" in sys.modules:
         sys.modules["torch.distributed"].set_debug_level_from_env()
     if spec.device == "cpu":
         comparing.compare_collectives()

@@ -91,7 +91,8 @@ def _across_machines(spec: LaunchSpec, address: tuple[str, int]) -> Iterator[tup
         try:
             yield addressed, serve
         finally:
-            with contextlib.suppress(TimeoutError):  # those that still need the launch's store must have died
+            # Machines that still need the launch's store by then must have died.
+            with contextlib.suppress(TimeoutError):
                 board.gather(done, nnodes, _OTHERS_TIMEOUT)
 
 
@@ -142,7 +143,8 @@ def _bound(address: tuple[str, int]) -> socket.socket:
             listener.close()
             if time.monotonic() > deadline:
                 raise OSError(f"machine 0 cannot listen at {address[0]}:{address[1]}: {error}") from error
-            time.sleep(0.2)  # the store of a previous session may be about to end
+            # The store of a previous session may be about to end.
+            time.sleep(0.2)
         else:
             listener.listen(128)
             return listener

@@ -63,7 +63,8 @@ class Servers:
         # It has only declined this launch, and waits for the next.
         except Refused:
             raise
-        except BaseException:  # also on Ctrl-C: the next launch would otherwise receive the report of this one
+        # Also on Ctrl-C: the next launch would otherwise receive the report of this one.
+        except BaseException:
             self._forget(key)
             raise
 

@@ -81,7 +81,8 @@ class Server:
                     stdin=subprocess.DEVNULL,
                     stdout=self._log,
                     stderr=self._log,
-                    start_new_session=True,  # Ctrl-C reaches the test process, which ends the server
+                    # Ctrl-C then reaches the test process alone, which ends the server.
+                    start_new_session=True,
                 )
             refused.pop_all()
         hello = {

@@ -147,7 +147,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _select_issues(config: pytest.Config, items: list[pytest.Item]) -> None:
     values = config.stash[settings.KEY]
     if not values.issue.value and values.subject.value is None:
-        return  # nothing is to be selected, and a marker of this name may be somebody else's
+        # Nothing is to be selected, and a marker of this name may be somebody else's.
+        return
     try:
         chosen, others = selection.deselect(items, values.issue.value, values.subject.value)
     except selection.IssueError as error:

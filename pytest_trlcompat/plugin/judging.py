@@ -122,7 +122,8 @@ class Judge:
             finding = Finding(Verdict.UNTESTABLE, {"reason": str(reason)})
         except LaunchError as error:
             finding = self._failed(error)
-        except Exception as error:  # the suite's own, which is no verdict, unless an artefact has led to it
+        # The suite's own error, which is no verdict unless an artefact has led to it.
+        except Exception as error:
             artefact = _met_by(error)
             if artefact is None:
                 raise

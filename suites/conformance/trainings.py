@@ -222,7 +222,8 @@ class ConformanceTrainings:
     def _shows(self, trainer: str, subject: str, row: rows.Row, setting: Mapping[str, Any], stage: str) -> bool:
         try:
             result = self._launched(trainer, subject, row.strategy, {"part": setting}, ["part"], "part")
-        except LaunchError:  # what the reference itself refuses: one value of a setting may need another
+        # The reference itself may refuse a part of a setting: one value may need another.
+        except LaunchError:
             return False
         return any(difference["stage"] == stage for difference in result["differences"])
 

@@ -73,7 +73,8 @@ IN_ONE_PROCESS = ("single-one_forward", "single-biases", "single-whole")
 """The labels that are measured only with the corrected trainer, for comparison with others."""
 CHECKPOINTED = [label for label, group in VARIANTS.items() if any("," in variant for variant in group)]
 """The labels under which one variant is compared with another."""
-_LENGTH = grpo_trainings.COMPLETION_LENGTH  # of the completions that it puts in place of generated ones
+# That of the completions that fix_completions puts in place of generated ones.
+_LENGTH = grpo_trainings.COMPLETION_LENGTH
 _TARGETS = ["q_proj", "v_proj", "down_proj"]
 
 

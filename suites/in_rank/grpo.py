@@ -180,7 +180,8 @@ def fix_completions(vocab_size: int) -> list[torch.Tensor]:
         returned.append(torch.cat([generated[:, : prompts.shape[1]], tokens], dim=1))
         return returned[-1]
 
-    GenerationMixin.generate = fixed  # the rank is a process of its own and ends with the launch
+    # For good: the rank is a process of its own, and ends with the launch.
+    GenerationMixin.generate = fixed
     return returned
 
 

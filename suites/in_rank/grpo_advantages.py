@@ -52,7 +52,8 @@ def _measure(subject: str, model: TinyModel, scale: str) -> dict[str, Any]:
     except CureError as error:
         return {"absent": str(error)} if scale == "batch" else {"failure": artefacts.error_text(error)}
     except Exception as error:
-        if not seen:  # what fails later, in the loss, is not what is judged here
+        # What fails later, in the loss, is not what is judged here.
+        if not seen:
             return {"failure": artefacts.error_text(error)}
     if "advantages" not in seen[0]:
         return {"absent": "this release computes advantages within its loss"}

@@ -72,7 +72,8 @@ def _steps(subject: str, model: TinyModel, settings: dict[str, Any]) -> dict[str
         return {"absent": f"GRPOConfig of this release has no {', '.join(unknown)}"}
     with grpo_objective.learn_by_heart(model.vocab_size) as sampled:
         if os.environ.get("WORLD_SIZE", "1") != "1":
-            return _train(subject, model, settings, sampled)  # the launch describes every rank's failure better
+            # Not caught: the launch describes every rank's failure better.
+            return _train(subject, model, settings, sampled)
         try:
             return _train(subject, model, settings, sampled)
         except Exception as error:

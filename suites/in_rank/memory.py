@@ -193,7 +193,8 @@ def watch_generation(watch: Watch) -> None:
         finally:
             watch.generating = False
 
-    GenerationMixin.generate = watched  # the rank is a process of its own and ends with the launch
+    # For good: the rank is a process of its own, and ends with the launch.
+    GenerationMixin.generate = watched
 
 
 def _between_steps(watch: Watch) -> Any:

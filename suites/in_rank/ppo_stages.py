@@ -51,7 +51,8 @@ def run(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
         stages.save("workaround_gather", trainer, _gather_and_filter)
         stages.save("workaround_swap", trainer, _swap)
     if not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
-        with stages("config"):  # last, and not there: it resets what Accelerate knows of the strategy
+        # At the end, and not under an engine: it resets what Accelerate knows of the strategy.
+        with stages("config"):
             ppo.configure_after_grpo(subject)
     return {**stages.report(), "log": ppo.logged(trainer), **_moved(before, after)}
 
@@ -175,7 +176,8 @@ def _build(subject: str, model: TinyModel, folder: Path, stages: _Stages, **more
                 stages.saved["checkpoint"] = str(folder / f"checkpoint-{CHECKPOINT_STEP}")
 
         def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-            with stages("model_card"):  # on rank 0 alone: the others would wait for it in the checkpoint
+            # On rank 0 alone: were it raised, the others would wait for that in the checkpoint.
+            with stages("model_card"):
                 super().create_model_card(*args, **kwargs)
 
     return ppo.build_trainer(

@@ -129,7 +129,8 @@ def _settings() -> dict[str, Any]:
         "max_steps": STEPS,
         "optim": "sgd",
         "learning_rate": LEARNING_RATE,
-        "max_grad_norm": _MAX_GRAD_NORM,  # below every gradient norm here, so that clipping matters
+        # Below every gradient norm here, so that clipping matters.
+        "max_grad_norm": _MAX_GRAD_NORM,
         # One batch, on however many ranks: each call of generate has tokens of its own.
         "per_device_eval_batch_size": grpo.ROWS // int(os.environ.get("WORLD_SIZE", "1")),
         "sync_ref_model": True,
@@ -213,7 +214,8 @@ def _generate_greedily() -> list[torch.Tensor]:
         tokens.append(ids[:, prompts.shape[1] :].cpu())
         return ids
 
-    GenerationMixin.generate = greedy  # the rank is a process of its own and ends with the launch
+    # For good: the rank is a process of its own, and ends with the launch.
+    GenerationMixin.generate = greedy
     return tokens
 
 

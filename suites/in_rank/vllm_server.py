@@ -219,5 +219,6 @@ def watch_handing_over(client: Any, loaded: Sequence[Counter[str]]) -> None:
 def _check(handed: Sequence[tuple[str, torch.Tensor]], client: Any) -> None:
     freed = [name for name, tensor in handed if tensor.untyped_storage().size() == 0]
     if freed:
-        client.communicator.leave()  # or the server, and TRL's client with it, would wait for the rest
+        # Or the server, and TRL's client with it, would wait for the rest.
+        client.communicator.leave()
         raise RuntimeError(f"freed before it was sent: {', '.join(freed)}")

@@ -186,7 +186,8 @@ def test_memory(
             strategy=strategy,
             options=STRATEGIES[strategy],
             **({"world_size": 1} if strategy == "single" else {}),
-            sharded=False,  # a broken trainer fails before it has wrapped anything
+            # A broken trainer fails before it has wrapped anything.
+            sharded=False,
         )
         return judge_memory(strategy, result.values, "scoring")
 

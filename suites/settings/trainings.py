@@ -83,7 +83,8 @@ class SettingTrainings:
         setting, rate = row.setting_of_one_process, settings.LEARNING_RATE
         if setting.get("precision") == "bf16_weights":
             rate = settings.LEARNING_RATE_OF_BF16
-            if row.strategy.startswith("zero"):  # it keeps a copy in float32, as mixed precision does
+            # DeepSpeed keeps a copy in float32, as mixed precision does.
+            if row.strategy.startswith("zero"):
                 setting = {**setting, "precision": "bf16"}
         seeds = (0, *_NEIGHBOURS) if "precision" in setting and neighbours else (0,)
         alone = self.launches(
@@ -98,7 +99,8 @@ class SettingTrainings:
             strategy=row.strategy,
             options=row.options,
             world_size=1 if row.strategy == "single" else WORLD_SIZE,
-            sharded=False,  # a broken trainer fails before it has wrapped anything
+            # A broken trainer fails before it has wrapped anything.
+            sharded=False,
         )
         failures = [rank["failure"] for rank in result.values if rank["failure"]]
         if row.strategy != "single":

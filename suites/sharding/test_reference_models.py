@@ -120,7 +120,8 @@ def _verdict(evidence: dict[str, Any]) -> Verdict:
     if evidence["failure"] is not None:
         return Verdict.ERROR
     evaluation, expected = evidence["evaluation"], evidence["evaluation_single"]
-    if "loss" in expected and "loss" not in evaluation:  # where a single process cannot evaluate either, it is not FSDP
+    # Where a single process cannot evaluate either, FSDP is not to blame.
+    if "loss" in expected and "loss" not in evaluation:
         return Verdict.ERROR
     assert len(evidence["losses_single"]) == STEPS
     all_gradients_right = len(evidence["grad_norm_single"]) == STEPS

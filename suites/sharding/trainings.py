@@ -144,7 +144,8 @@ class Trainings:
             strategy=strategy.partition("-")[0],
             options=_OPTIONS.get(strategy, {}),
             world_size=1 if strategy == "single" else WORLD_SIZE,
-            sharded=False,  # a broken trainer fails before it has wrapped anything; suites look at the engines
+            # A broken trainer fails before it has wrapped anything; suites look at the engines.
+            sharded=False,
         )
         return Training(result.values, result.ranks[0].proof["engines"], folder, accumulation)
 
