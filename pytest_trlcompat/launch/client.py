@@ -207,6 +207,7 @@ class Launcher:
             if relay is not None:
                 spec = replace(spec, relay=settings_of_this_process())
             with self._one_at_a_time:
+                # Within the lock, since several machines tell their launches apart by this number.
                 self._launches += 1
                 report = self._launch(replace(spec, number=self._launches), chosen, command, env or {})
         except LaunchError as error:

@@ -231,6 +231,7 @@ class LaunchResult:
                 lines.append(rank.describe() + self._left_early(rank, cause))
                 if rank.failure is not None and not _same(rank.failure, cause.failure):
                     lines.append(rank.failure.traceback.rstrip())
+        # After a timeout, the output of any of them may say why.
         shown = self.ranks if self.timed_out else (cause,)
         for rank in shown:
             for name in ("stdout", "stderr"):

@@ -34,6 +34,7 @@ class Subjects:
         self._engines = itertools.count()
         # The names that FSDP1 keeps are those below the unit, which are the same in each layer: hence the number.
         self._unit_numbers = itertools.count()
+        # Weak keys, so that the units of a model that is gone do not stay alive.
         self._units: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     @classmethod

@@ -211,6 +211,7 @@ class ConformanceTrainings:
 
         tried = in_turn(settings, launched)
         failures = {name: distinct(rank["failure"] for rank in training.ranks) for name, training in tried.items()}
+        # Releases whose Trainer prepares its model alone cannot train under FSDP2; their failure tells.
         if strategy == "fsdp2":
             failure = next((texts[0] for texts in (failures[name], *failures.values()) if texts), None)
             built_as_asked(strategy, next((training.engines for training in tried.values()), {}), failure)

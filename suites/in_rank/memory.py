@@ -88,6 +88,7 @@ def train(subject: str, model: TinyModel, **settings: Any) -> dict[str, Any]:
         trainer = grpo.build_trainer(
             subject,
             model,
+            # Looked up later: the watch is made when the trainer knows its device.
             cls=_watching(subject, lambda: watch),
             arguments={"train_dataset": _prompts()},
             **{**_settings(), **settings},

@@ -234,12 +234,14 @@ def _reload(path: Path) -> dict[str, Any]:
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM
 
+    # The policy was kept by the name of the stage; Trainer names the folder by its step.
     folder = path if not path.name.startswith("checkpoint-") else path.with_name("checkpoint")
     expected = torch.load(folder.with_suffix(".pt"), weights_only=True)
     report: dict[str, Any] = {"tensors": len(expected), "equal": 0, "empty": 0, "failure": None}
     weights = path / "model.safetensors"
     if weights.is_file():
         with safe_open(weights, framework="pt") as file:
+            # What ZeRO-3 has partitioned and nobody gathered is saved with a size of 0.
             report["empty"] = sum(0 in file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
     try:
         loaded = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").state_dict()

@@ -63,6 +63,7 @@ class Watch:
 def watch_training(trainer: Any, watch: Watch) -> None:
     """Keep in ``watch`` what passes by from now on."""
     server = watch.server
+    # What the last call of the engine saw, until the batch that is made of it can be compared.
     last: dict[str, Any] = {}
     if _asks_on_main(trainer, server):
         if trainer.accelerator.is_main_process:

@@ -62,6 +62,7 @@ def check_allocation() -> None:
     expect(tensor.cpu().device.type, "cpu")
     layer = torch.nn.Linear(2, 2)
     weight = layer.weight
+    # As on CUDA: an optimizer that was given the parameter before goes on with it.
     expect(layer.to("npu").weight is weight, True)
 
 
@@ -178,6 +179,7 @@ def _batch(rank: int) -> torch.Tensor:
 
 def _train(model: Any, batches: list[torch.Tensor]) -> None:
     for batch in batches:
+        # FSDP averages gradients over ranks, so one process averages over the batches of all ranks.
         (model(batch).square().mean() / len(batches)).backward()
     # By hand: torch.optim imports the compiler, which takes seconds.
     with torch.no_grad():
