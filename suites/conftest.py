@@ -115,7 +115,8 @@ def _file_of(trainer: str) -> str:
 
 
 def _has(trainer: str) -> bool:
-    """Looked up among TRL's files: the test process imports nothing of the stack."""
+    """Whether the installed TRL has the file of a trainer."""
+    # Among its files, since the test process imports nothing of the stack.
     trl = importlib.util.find_spec("trl")
     assert trl is not None, "the suites measure TRL, which is not installed"
     assert trl.submodule_search_locations, trl

@@ -157,6 +157,7 @@ def child_variables(folder: Path, devices: int) -> dict[str, str]:
     return {
         "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
         DEVICES_VARIABLE: str(devices),
+        # PyTorch takes one kind of accelerator per process.
         "CUDA_VISIBLE_DEVICES": "",
         "HIP_VISIBLE_DEVICES": "",
     }
@@ -365,7 +366,8 @@ def _python_headers() -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path, report: Progress) -> Iterator[None]:
-    """Hold an advisory lock. The kernel releases it when its process ends, so a killed build blocks no other."""
+    """Hold an advisory lock."""
+    # flock, since the kernel releases it when its process ends: a killed build blocks no other.
     with open_lock(path) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

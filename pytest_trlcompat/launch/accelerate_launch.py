@@ -1,7 +1,6 @@
 """The variables that ``accelerate launch`` itself would set for ranks, from its own code.
 
-Runs in a process that has the stack. A private copy of Accelerate's launcher is asked, so that what a test or a launch
-has replaced in the public one is not met; it starts nothing here.
+Runs in a process that has the stack. A private copy of Accelerate's launcher is asked, which starts nothing here.
 """
 
 from __future__ import annotations
@@ -60,6 +59,7 @@ def variables(options: Mapping[str, Any], folder: Path) -> dict[str, str]:
 
 
 def _private_copy() -> ModuleType:
+    # A copy, so that what a test or a launch has replaced in the public module is not met.
     spec = importlib.util.find_spec("accelerate.commands.launch")
     assert spec is not None
     assert spec.loader is not None

@@ -270,12 +270,11 @@ def end_orphans() -> None:
 def output_files(spec: LaunchSpec, number: int, stack: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
     """Files for a rank's stdout and stderr: without a name, which the kernel removes with their last descriptor, or
     where the test process follows them.
-
-    They lie in the launcher's present folder: that with which the server started may have vanished.
     """
 
     def new(stream: str) -> IO[bytes]:
         if spec.output_folder is None:
+            # In the launcher's present folder: that with which the server started may have vanished.
             return stack.enter_context(tempfile.TemporaryFile(dir=spec.folder))
         return stack.enter_context(file_of(spec.output_folder, number, stream).open("w+b"))
 

@@ -262,11 +262,12 @@ class _Keepers:
         return bool(ready)
 
     def _accept(self) -> None:
-        """Accept a keeper. No other user can reach the socket; that the peer belongs to this user is checked anyway."""
+        """Accept a keeper."""
         try:
             channel, _ = self._listener.accept()
         except OSError:  # it has gone again
             return
+        # No other user can reach the socket; that the peer belongs to this one is checked anyway.
         peer = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user, _ = _CREDENTIALS.unpack(peer)
         if user != os.getuid():

@@ -41,10 +41,11 @@ def check_uninitialized(what: str) -> None:
 def without_initialization() -> Iterator[None]:
     """Within the block, answer queries of ``torch.cuda`` without initialising CUDA in this process.
 
-    ``is_available()`` uses the driver's management library (``PYTORCH_NVML_BASED_CUDA_CHECK``,
-    https://docs.pytorch.org/docs/stable/cuda_environment_variables.html); a GPU's properties are queried in a child
-    process. Afterwards everything is as before, also where the functions were imported by name.
+    A GPU's properties are queried in a child process. Afterwards everything is as before, also where the functions were
+    imported by name.
     """
+    # By this variable is_available() asks the driver's management library, which starts nothing; see
+    # https://docs.pytorch.org/docs/stable/cuda_environment_variables.html.
     before = os.environ.get(_NVML_CHECK)
     os.environ[_NVML_CHECK] = "1"
     # A list, which all replaced functions share, also those that were imported by name: once empty, they pass through.

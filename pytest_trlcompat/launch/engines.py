@@ -1,7 +1,4 @@
-"""The engines that a rank's function builds: recorded when they are built, and measured by their families.
-
-They are read while the process group exists: many functions end by destroying it.
-"""
+"""The engines that a rank's function builds: recorded when they are built, and measured by their families."""
 
 from __future__ import annotations
 
@@ -25,13 +22,12 @@ def _with_engine() -> tuple[Family, ...]:
 
 
 def load_engines(strategy: str) -> None:
-    """Import the modules that define engines, so that an :class:`Observer` can wrap them.
-
-    PyTorch's are imported under every strategy, so that an engine of another kind than requested is seen; DeepSpeed's,
-    which takes seconds, only if it was requested. If one cannot be imported, the function gets the same error later.
-    """
+    """Import the modules that define engines, so that an :class:`Observer` can wrap them."""
     for family in families():
+        # PyTorch's under every strategy, so that an engine of another kind than requested is seen; DeepSpeed's, which
+        # takes seconds, only if it was requested.
         if family.kind and (not family.is_loaded_on_request or strategy in family.names):
+            # The function gets the same error later, if it needs the module.
             with contextlib.suppress(Exception):
                 importlib.import_module(family.engine[0])
 
@@ -66,6 +62,7 @@ class Observer:
 
         @functools.wraps(destroy)
         def observed(group: Any = None) -> None:
+            # Engines are read while the group exists, and many functions end by destroying it.
             if distributed.is_initialized() and group in (None, distributed.GroupMember.WORLD):
                 with contextlib.suppress(Exception):  # the function must not fail because of us
                     self._while_live = self._look()

@@ -38,10 +38,8 @@ _INSTALLED = re.compile(rb"^from ([\w.]+) import \w+.*^ *sys\.exit\(", re.DOTALL
 
 
 def is_foreign(program: Path) -> bool:
-    """Whether an interpreter, or a command beside it, is of another virtual environment than this process.
-
-    Symbolic links are not followed: an environment's interpreter is a link to the one that it was made of.
-    """
+    """Whether an interpreter, or a command beside it, is of another virtual environment than this process."""
+    # Symbolic links are not followed: an environment's interpreter is a link to the one that it was made of.
     prefix = program.parent.parent
     is_environment = (prefix / "pyvenv.cfg").is_file() or (prefix / "conda-meta").is_dir()
     return is_environment and prefix.resolve() != Path(sys.prefix).resolve()

@@ -44,7 +44,8 @@ def receive(channel: socket.socket) -> Any:
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Another path of a Unix socket, by a descriptor of its folder, since it may have 107 bytes only (``unix(7)``)."""
+    """Another path of a Unix socket, by a descriptor of its folder."""
+    # A socket's path may have 107 bytes only (unix(7)).
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

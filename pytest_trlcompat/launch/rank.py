@@ -35,7 +35,7 @@ _LINGER = 2.0
 
 
 def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output: tuple[int, int]) -> NoReturn:
-    """Run the rank and exit by ``os._exit``, since the normal shutdown of a forked interpreter can hang.
+    """Run the rank, and end the process by ``os._exit``.
 
     Args:
         rank: its number among the ranks of this machine.
@@ -59,6 +59,7 @@ def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output
         traceback.print_exc()
         sys.stderr.flush()
     finally:
+        # The normal shutdown of a forked interpreter can hang.
         os._exit(status)
 
 
@@ -66,9 +67,9 @@ def _wait_for_the_others(channel: socket.socket) -> None:
     """Keep this process's connections open until every rank has returned or failed, which the other end says.
 
     A process that ends right after a collective resets connections, from which another rank may still have to read what
-    the collective sent: gloo's "Connection reset by peer" there. Not for long, since a rank that waits in a collective
-    for one that has returned learns it by the connection's end.
+    the collective sent: gloo's "Connection reset by peer" there.
     """
+    # Not for long: a rank that waits in a collective for one that has returned learns it by the connection's end.
     with contextlib.suppress(OSError):
         channel.settimeout(_LINGER)
         channel.recv(1)
@@ -193,12 +194,13 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
 
 
 def _flush() -> None:
-    """Write what was printed; the function may have closed or replaced the streams.
+    """Write what was printed.
 
     Raises:
         OSError: the disk is full.
     """
     for stream in (sys.stdout, sys.stderr):
+        # The function may have closed the stream, or put something else in its place.
         with contextlib.suppress(ValueError, AttributeError):
             stream.flush()
 

@@ -52,13 +52,10 @@ class Warned:
 
 
 def settings_of_this_process() -> Settings:
-    """The filters and levels that ranks get.
-
-    A filter that makes an error of a warning works here, where the warning is given again: in a rank, it would change
-    what the function does.
-    """
+    """The filters and levels that ranks get."""
     filters = tuple(
         (
+            # Errors are made where the warning is given again: in a rank, one would change what the function does.
             "default" if action == "error" else action,
             _pattern(message),
             _names(category),

@@ -53,15 +53,16 @@ def store_process() -> set[int]:
 
 @contextlib.contextmanager
 def _store(spec: LaunchSpec, host: str) -> Iterator[tuple[LaunchSpec, Callable[[], None]]]:
-    """Bind the socket before the fork, so that the ranks know the port; the store's thread starts after it, so that
-    no thread is forked."""
+    """A store for the ranks of this launch, at a port that the system chooses."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     # Holds the store, which ends with its last reference.
     stores = []
     try:
+        # Before the fork, so that the ranks know the port.
         listener.bind((host, 0))
         listener.listen(128)
         port = listener.getsockname()[1]
+        # The store is made after the fork, since it has a thread, and a thread must not be forked.
         yield _with_address(spec, host, port), lambda: stores.append(_serve(listener, (host, port), spec.timeout))
     finally:
         stores.clear()
@@ -117,12 +118,13 @@ def _serve(listener: socket.socket, address: tuple[str, int], timeout: float) ->
 
 
 def _host(address: tuple[str, int], secret: str) -> None:
-    """Keep a board for the machines, in a process of its own: its threads must not be forked, and it serves every
-    launch, since another machine may be at the next one already."""
+    """Keep a board for the machines."""
     if address in _hosts:
         return
     listener = _bound(address)
     parent = os.getpid()
+    # In a process of its own: its threads must not be forked with ranks, and it serves every launch, since another
+    # machine may be at the next one already.
     pid = os.fork()
     if pid == 0:
         _serve_forever(listener, secret, parent)

@@ -172,9 +172,10 @@ class LaunchResult:
         """The first failure by time.
 
         Ranks that only noticed another one's end come after those that failed by themselves, and last come those that
-        the launcher ended: a killed rank may be seen by the others before its own end is.
+        the launcher ended.
         """
         failed = [rank for rank in self.ranks if not rank.ok]
+        # Not by time alone: others may notice the end of a killed rank before it is reported itself.
         return min(
             failed, key=lambda rank: (rank.ended_by_launcher is not None, rank.noticed, rank.ended_at), default=None
         )

@@ -152,14 +152,12 @@ def _run_inner(starts: nested.Starts, inner: Program, failed: list[Exception]) -
 
 
 def _is_beneath(file: str, folders: tuple[str, ...], installed: tuple[str, ...]) -> bool:
+    # Compiled modules are none of them: no process can import one twice.
     return file.endswith(".py") and file.startswith(folders) and not file.startswith(installed)
 
 
 def _users_modules(path: Sequence[str]) -> dict[str, ModuleType]:
-    """Modules from folders that a program has on its path beside those of the launch, ``path``.
-
-    Not compiled ones, which no process can import twice, and not what the server had imported before.
-    """
+    """Modules from folders that a program has on its path beside those of the launch, ``path``; not compiled ones."""
     installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
     folders = tuple(os.path.join(os.path.abspath(entry), "") for entry in sys.path if entry not in path)
     modules = {}

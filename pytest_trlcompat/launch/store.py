@@ -24,8 +24,8 @@ _MODULE, _HANDLERS = "torch.distributed.rendezvous", "_rendezvous_handlers"
 def use_file(path: str) -> None:
     """Have ``env://``, at which every library meets that names no address, take its store from files at ``path``.
 
-    Each process group that is initialised that way after another was destroyed has a file of its own, since keys of the
-    first would be taken for its own. Where there is no ``torch.distributed``, nothing is done.
+    Each process group that is initialised that way after another was destroyed has a file of its own. Where there is no
+    ``torch.distributed``, nothing is done.
 
     Raises:
         RuntimeError: this torch keeps its handlers elsewhere, and would open a port.
@@ -52,7 +52,7 @@ def use_file(path: str) -> None:
         if not rank or not world_size:
             yield from torch_handler(url, **options)  # says which variable is missing
             return
-        # A number for each group, since a file still has the keys of the one before.
+        # A number for each group, which would take the keys of the one before for its own.
         store = torch.distributed.FileStore(f"{path}-{next(numbers)}", int(world_size))
         yield store, int(rank), int(world_size)
         # As torch's own handlers: whoever asks their iterator again gets this instead of a second store.

@@ -134,9 +134,10 @@ class Subjects:
         return f"the parameters {self._listed(parameters)}"
 
     def _listed(self, parameters: Iterable[Any]) -> str:
-        """The same text for the same parameters; made once, since a training gathers them at each step."""
+        """The same text for the same parameters."""
         parameters = tuple(parameters)
         ids = tuple(parameter.ds_id for parameter in parameters)
+        # Made once, since a training gathers the same parameters at each step.
         if ids not in self._lists:
             self._lists[ids] = listed(map(self._name, parameters))
         return self._lists[ids]

@@ -120,15 +120,13 @@ class Server:
         return report
 
     def stop(self) -> None:
-        """Close the connection, which makes the server end its ranks and exit; kill it if it does not.
-
-        A second Ctrl-C shortens the waiting, but everything is still ended.
-        """
+        """Close the connection, which makes the server end its ranks and exit; kill it if it does not."""
         self._channel.close()
         try:
             self._process.wait(timeout=_STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._kill()
+        # A second Ctrl-C shortens the waiting, but everything is still ended.
         except BaseException:
             self._kill()
             raise

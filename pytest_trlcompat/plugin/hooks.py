@@ -103,13 +103,11 @@ def _is_ours(item: pytest.Item) -> bool:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Report invalid markers of ours as a collection error of the module, like one that cannot be imported.
-
-    A usage error would be the alternative, but pytest-xdist treats one in a worker as a crash.
-    """
+    """Report invalid markers of ours as a collection error of the module, like one that cannot be imported."""
     report = yield
     errors = _marker_errors(node for node in report.result if isinstance(node, pytest.Item))
     if errors:
+        # No usage error, since pytest-xdist treats one in a worker as a crash.
         report.outcome = "failed"
         report.longrepr = "\n".join(errors)
         report.result = []

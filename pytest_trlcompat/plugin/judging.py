@@ -148,9 +148,10 @@ class Judge:
         return record
 
     def _write(self, results: Path, record: Record) -> None:
-        """Where the verdict cannot be written, further ones could not be either: the session ends."""
+        """Append the verdict, or end the session."""
         try:
             append_record(results, record)
+        # Further verdicts could not be written either.
         except OSError as error:
             pytest.exit(
                 f"the verdict of {record.issue} ({record.subject}, {record.strategy}) cannot be written to {results}: "

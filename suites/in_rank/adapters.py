@@ -189,11 +189,11 @@ def _watch_gradients(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, 
 
 
 def fill_adapter(parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Give every ``lora_A`` weights as PEFT draws them, but the same in every variant, and in the adapter that some
-    releases of TRL copy for the reference."""
+    """Give every ``lora_A`` weights as PEFT draws them, but the same in every variant."""
     import torch
 
     adapter = {name: parameter for name, parameter in parameters.items() if "lora_A" in name}
+    # By the place in the model, since some releases of TRL copy the adapter for the reference: it gets the same ones.
     places = sorted({name.partition("lora_A")[0] for name in adapter})
     with weights.gathered(adapter.values(), modifier_rank=0), torch.no_grad():
         for name, parameter in adapter.items():

@@ -130,9 +130,10 @@ def counted(rows: int) -> int:
     return rows // 2 if Version(metadata.version("trl")) < Version("0.15") else rows
 
 
+# Made once, since datasets hashes each that is made.
 @functools.cache
 def prompts(length: int = PROMPT_LENGTH) -> Any:
-    """Prompts of equal length, so that nothing is padded; made once, since a dataset is hashed for every one.
+    """Prompts of equal length, so that nothing is padded.
 
     Args:
         length: of each, in tokens.

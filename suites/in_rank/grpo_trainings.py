@@ -182,9 +182,9 @@ def live_hooks(model: torch.nn.Module) -> int:
 def fix_completions(vocab_size: int, hooks: list[int] | None = None) -> None:
     """Let generation run for real, then put tokens in place of its own that depend on the prompt and its copy alone.
 
-    It runs for one token, since none of its own is kept. Those in their place are the same whatever the number of ranks
-    and the order of the prompts, and whether training was interrupted or not. The two copies of a prompt get different
-    completions, and so different rewards.
+    It runs for one token. Those in its place are the same whatever the number of ranks and the order of the prompts, and
+    whether training was interrupted or not. The two copies of a prompt get different completions, and so different
+    rewards.
 
     Args:
         hooks: grows, with every call, by the number of DeepSpeed's hooks that are alive during it.
@@ -198,7 +198,7 @@ def fix_completions(vocab_size: int, hooks: list[int] | None = None) -> None:
         prompts = inputs if inputs is not None else kwargs["input_ids"]
         if hooks is not None:
             hooks.append(live_hooks(self))
-        # A prompt may come back as several rows.
+        # For one token, since none of its own is kept. A prompt may come back as several rows.
         generated = generate(self, inputs, **grpo.with_generation_settings(kwargs, max_new_tokens=1))
         length = prompts.shape[1]
         member = torch.arange(generated.shape[0], device=generated.device)[:, None] % 2

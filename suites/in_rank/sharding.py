@@ -124,9 +124,10 @@ def _prompts_of(rows: int) -> int:
 
 
 def _settings() -> dict[str, Any]:
-    """SGD, since Adam divides a gradient by itself: it hides a wrong scale, and blows up the rounding of a zero."""
+    """Of the ``GRPOConfig``."""
     return {
         "max_steps": STEPS,
+        # Adam divides a gradient by itself: it hides a wrong scale, and blows up the rounding of a zero.
         "optim": "sgd",
         "learning_rate": LEARNING_RATE,
         # Below every gradient norm here, so that clipping matters.
@@ -197,10 +198,7 @@ def failure() -> Iterator[dict[str, str]]:
 
 
 def _generate_greedily() -> list[torch.Tensor]:
-    """Make generation greedy, and return a list that grows by the new tokens of every call, ``(B, K)``.
-
-    Only the first call gives more than one: nobody looks at those of the later ones.
-    """
+    """Make generation greedy, and return a list that grows by the new tokens of every call, ``(B, K)``."""
     from transformers.generation import GenerationMixin
 
     generate: Callable[..., torch.Tensor] = GenerationMixin.generate
@@ -208,6 +206,7 @@ def _generate_greedily() -> list[torch.Tensor]:
 
     def greedy(self: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
         prompts = inputs if inputs is not None else kwargs["input_ids"]
+        # Nobody looks at the tokens of later calls.
         length = 1 if tokens else GENERATED
         # top_k is greedy, and allowed with several sequences per prompt.
         ids = generate(self, inputs, **grpo.with_generation_settings(kwargs, top_k=1, max_new_tokens=length))

@@ -92,7 +92,8 @@ class Training:
 
     @property
     def losses(self) -> list[float]:
-        """Of every step, over all ranks and accumulated batches: TRL deals rows to batches by each rank's own dice."""
+        """Of every step, over all ranks and accumulated batches."""
+        # Not of one rank: TRL deals rows to batches by each rank's own dice.
         batches = [sum(batch) / len(batch) for batch in zip(*(rank["losses"] for rank in self.ranks), strict=True)]
         size = self.accumulation
         return [sum(batches[start : start + size]) / size for start in range(0, len(batches), size)]
