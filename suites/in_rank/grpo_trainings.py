@@ -182,8 +182,8 @@ def live_hooks(model: torch.nn.Module) -> int:
 def fix_completions(vocab_size: int, hooks: list[int] | None = None) -> None:
     """Let generation run for real, then put tokens in place of its own that depend on the prompt and its copy alone.
 
-    It runs for one token. Those in its place are the same whatever the number of ranks and the order of the prompts, and
-    whether training was interrupted or not. The two copies of a prompt get different completions, and so different
+    It runs for one token. Those in its place are the same whatever the number of ranks and the order of the prompts,
+    and whether training was interrupted or not. The two copies of a prompt get different completions, and so different
     rewards.
 
     Args:

@@ -64,6 +64,6 @@ def _name_in_file(name: str) -> str:
 def _past_rollout(subject: str) -> type:
     from pytest_trlcompat.trainers import PPOFSDPMixin
 
-    # TRL's own trainer gets the cure of ppo-fsdp-rollout, which is another matter, so that what lies behind is measured.
+    # TRL's own trainer gets the cure of ppo-fsdp-rollout, another matter, so that what lies behind is measured.
     chosen = ppo.trainer_class(subject)
     return chosen if subject == "corrected" else type("PPOTrainer", (PPOFSDPMixin, chosen), {})

@@ -191,7 +191,7 @@ def _network(path: str, takes_images: bool) -> Any:
     config = transformers.AutoConfig.from_pretrained(path)
     config._attn_implementation = "eager"
     kind = transformers.AutoModelForImageTextToText if takes_images else transformers.AutoModelForCausalLM
-    # ZeRO-3 partitions what from_pretrained and from_config build. So the model is built by its class, and for the parts
-    # of a vision model, which are built by from_config all the same, ZeRO-3 is hidden.
+    # ZeRO-3 partitions what from_pretrained and from_config build. So the model is built by its class, and ZeRO-3 is
+    # hidden from the parts of a vision model, which are built by from_config all the same.
     with unittest.mock.patch("transformers.modeling_utils.is_deepspeed_zero3_enabled", return_value=False):
         return kind._model_mapping[type(config)](config).float().eval()
