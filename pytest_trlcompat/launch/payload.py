@@ -61,6 +61,7 @@ def arguments(
         )
         if parameter.default is parameter.empty:
             raise TypeError(text)
+        # By its level it names the line that launches.
         warnings.warn(f"{text}. It keeps its default, {parameter.default!r}", LaunchWarning, stacklevel=3)
     return named
 

@@ -60,8 +60,8 @@ def test_loss_with_accumulation(subject: str, judge: Judge, grpo_runs: Callable[
         if failed:
             return Finding(failed, {"failures": failures})
         losses = [entry["eval_loss"] for entry in run["logs"]["train"] if "eval_loss" in entry]
-        # Advantages cancel out in each group, which leaves the KL term of the loss. It is the corrected trainer's, since
-        # upstream's KL may be that of other rows: grpo-eval-metrics.
+        # Advantages cancel out in each group, which leaves the KL term of the loss. It is the corrected trainer's:
+        # upstream's KL may be that of other rows (grpo-eval-metrics).
         right = grpo_runs("single", "corrected", "single").values[0]["evaluating"]
         expected = [right["beta"] * entry["eval_kl"] for entry in right["logs"]["train"] if "eval_kl" in entry]
         evidence = {"eval_losses": losses, "beta_times_kl": expected}

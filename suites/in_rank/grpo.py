@@ -101,9 +101,11 @@ def _config(name: str, **settings: Any) -> Any:
         "gradient_accumulation_steps": 1,
         "max_steps": STEPS,
         "beta": 0.5,
+        # At 1, nothing here depends on releases that score without it: that is the matter of grpo-temperature.
         "temperature": 1.0,
         "learning_rate": 2e-2,
         "lr_scheduler_type": "constant",
+        # TRL's default has become dapo, which divides by other counts of tokens (grpo-token-normalizer).
         "loss_type": "grpo",
         "logging_steps": 1,
         "save_strategy": "no",

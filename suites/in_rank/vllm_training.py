@@ -43,6 +43,7 @@ __all__ = [
     "weights_alone",
 ]
 
+# Not 1, at which it would not be seen whether log-probabilities are those at the temperature.
 TEMPERATURE = 0.7
 PROMPT_LENGTH = 37
 """Tokens of a prompt: two blocks of vLLM's prefix cache, which it keeps whole, and some."""
