@@ -56,6 +56,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "config": {"passed": "config"},
         "config, not reentrant": {"passed": "config", **NOT_REENTRANT},
     },
+    # Where the head learns as well, adapters that do not learn raise no error.
     "single-head": {
         "config": {"passed": "config", "head": True},
         "config, default": {"passed": "config", "head": True, **DEFAULT},

@@ -38,6 +38,7 @@ ALONE: Mapping[str, Mapping[str, Any]] = {
     "bnpo": {"gradient_accumulation_steps": 2, "loss_type": "bnpo"},
     "dapo": {"gradient_accumulation_steps": 2, "loss_type": "dapo"},
     "num_iterations": {"gradient_accumulation_steps": 2, "num_iterations": 2},
+    # The two numbers differ, since grpo-token-normalizer scales gradients by their quotient.
     "steps_per_generation": {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "loss_type": "dapo"},
     "truncated": {"gradient_accumulation_steps": 2, "mask_truncated_completions": True, "loss_type": "dapo"},
 }

@@ -87,6 +87,7 @@ def train(
     part: dict[str, Any] = {}
     evaluate = super(type(trainer), trainer).evaluate  # past what ours adds
     if EVALUATION_OF_PART in measured:
+        # Two ranks hold more rows than there are prompts: grpo-eval-remainder.
         part = _evaluated(evaluate, grpo.prompts().select(range(2)))
     in_batches: dict[str, Any] = {}
     if EVALUATION_IN_BATCHES in measured:

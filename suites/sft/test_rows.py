@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher
 
 PACKED_ROWS = 200
+# trl 0.19 to 0.21 looks for a bin with room in a tree that is right for powers of two alone.
 SIZES = (32, 24, 48, 100)
 """Of bins; the first one is a power of two."""
 ROWS = ((5, 6, 7), (8, 9), (10, 11, 12, 13))

@@ -37,6 +37,7 @@ __all__ = [
 
 WORLD_SIZE = 2
 NO_SHARD = "fsdp1-no_shard"
+# With values that the Trainer is to fill in: grpo-deepspeed-config is that they reach DeepSpeed as texts.
 _SGD = {"optimizer": {"type": "SGD", "params": {"lr": "auto"}}}
 # A warm-up between two equal rates is a constant one.
 _CONSTANT = {
