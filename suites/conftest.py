@@ -49,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "images: needs Pillow; part of a sweep with --images alone")
 
 
+# Before pytest selects by -m, which goes by these markers.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test of the suites with the parts in which it is run, those of conformance aside, which have theirs."""
@@ -114,7 +115,8 @@ def _file_of(trainer: str) -> str:
 
 
 def _has(trainer: str) -> bool:
-    """Looked up among TRL's files: the test process imports nothing of the stack."""
+    """Whether the installed TRL has the file of a trainer."""
+    # Among its files, since the test process imports nothing of the stack.
     trl = importlib.util.find_spec("trl")
     assert trl is not None, "the suites measure TRL, which is not installed"
     assert trl.submodule_search_locations, trl

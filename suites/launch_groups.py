@@ -16,6 +16,7 @@ from .conformance.row_choice import launch_of
 
 __all__ = ["group_of"]
 
+# The longest first, since a name may be how another one begins.
 _UNDER = re.compile(rf"under_({'|'.join(map(re.escape, sorted(NAMES, key=len, reverse=True)))})")
 
 

@@ -39,8 +39,7 @@ __all__ = ["AcceleratorError", "activate", "build", "environment", "show_devices
 def environment(devices: int = 2) -> dict[str, str]:
     """Environment variables to add for a child Python, so that it has ``devices`` software accelerators.
 
-    Builds the accelerator if necessary. ``import torch`` in the child loads it. Real GPUs are hidden
-    from the child, since PyTorch takes one kind of accelerator per process.
+    Builds the accelerator if necessary. ``import torch`` in the child loads it. Real GPUs are hidden from the child.
 
     Raises:
         AcceleratorError: there cannot be as many devices, or the build fails.

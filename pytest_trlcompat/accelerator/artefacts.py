@@ -151,8 +151,7 @@ def in_text(text: str) -> Artefact | None:
 def of_program(output: str) -> Artefact | None:
     """The artefact that ended a program, by all that the program printed.
 
-    Only :data:`PLAIN` messages count, since the program may run on the CPU. Only the last exception and those that led
-    to it count, since a program may print an exception that it has handled.
+    Only :data:`PLAIN` messages count, and only the last exception and those that led to it.
 
     Returns:
         ``None`` if no such message is among them.
@@ -163,8 +162,10 @@ def of_program(output: str) -> Artefact | None:
     text = without_prefixes(output)
     raised = exceptions(text)
     if raised and raised[-1].type_name not in _WRAPPERS:
+        # A program may have printed other exceptions that it has handled.
         raised = led_to(raised)
     texts = [exception.text for exception in reversed(raised)] or _short_style(output)
+    # Not the ambiguous ones, since the program may run on the CPU.
     return next(filter(None, (_by_words(message, PLAIN, "") for message in texts)), None)
 
 

@@ -157,6 +157,7 @@ def child_variables(folder: Path, devices: int) -> dict[str, str]:
     return {
         "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
         DEVICES_VARIABLE: str(devices),
+        # PyTorch takes one kind of accelerator per process.
         "CUDA_VISIBLE_DEVICES": "",
         # Beside the target: only within one file system is a rename atomic.
         "HIP_VISIBLE_DEVICES": "",
@@ -243,6 +244,7 @@ def _damage(target: Path) -> str | None:
     """What is missing or broken in a build; ``None`` if it is whole, and nobody else could have changed it."""
     if not target.exists():
         return sums.FILE
+    # Before anything in it is read: what others can write to is not believed, sums neither.
     check_folder(target)
     damage = sums.damage(target)
     if damage is None:
@@ -259,6 +261,7 @@ def _build_into(target: Path, torch: Torch, report: Progress) -> None:
         f"compiling the software accelerator for torch {torch.version} with {compiler[0]}, once; about half a minute"
     )
     started = time.monotonic()
+    # Beside the target: only within one file system is a rename atomic.
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         _copy(STANDIN, work)
@@ -268,7 +271,8 @@ def _build_into(target: Path, torch: Torch, report: Progress) -> None:
         self_test.perform(work, child_variables(work, devices=2))
         # After all the others: a build that has its sums is taken for whole.
         sums.write(work)
-        work.chmod(0o755)  # mkdtemp's 0700 would lock other users out of a shared cache
+        # mkdtemp's 0700 would lock other users out of a shared cache.
+        work.chmod(0o755)
         work.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -284,7 +288,8 @@ def _copy(folder: Path, work: Path) -> None:
     for path in _files(folder):
         copy = work / path.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)  # not its mode: an installed file may be read-only
+        # Without its mode: an installed file may be read-only.
+        shutil.copyfile(path, copy)
 
 
 def _compile(compiler: Sequence[str], torch: Torch, work: Path, log: Path) -> None:
@@ -362,7 +367,8 @@ def _python_headers() -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path, report: Progress) -> Iterator[None]:
-    """Hold an advisory lock. The kernel releases it when its process ends, so a killed build blocks no other."""
+    """Hold an advisory lock."""
+    # flock, since the kernel releases it when its process ends: a killed build blocks no other.
     with open_lock(path) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

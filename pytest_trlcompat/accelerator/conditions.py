@@ -144,6 +144,7 @@ def _of_comparison(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Case
         not_none = cases(left)
         return UNKNOWN if not_none == UNKNOWN else (not_none if negated else ~not_none)
     if isinstance(operator, (ast.Eq, ast.NotEq, ast.In, ast.NotIn, ast.Is, ast.IsNot)):
+        # The constant may stand on either side.
         values = _values(right) or _values(left)
         equal = _of_values(values, _values(left) != set() and isinstance(operator, (ast.In, ast.NotIn)))
         return ~equal if negated else equal

@@ -40,9 +40,7 @@ class SelfTest:
 
 
 def perform(folder: Path, variables: Mapping[str, str]) -> None:
-    """Run the self-test of the build in ``folder`` and store its result there.
-
-    A failure is stored as well: it would be the same after another build.
+    """Run the self-test of the build in ``folder`` and store its result there, a failure as well.
 
     Args:
         variables: the environment variables that give a child Python two devices of this build.
@@ -51,6 +49,7 @@ def perform(folder: Path, variables: Mapping[str, str]) -> None:
     environment.pop("GLOO_SOCKET_IFNAME", None)  # of launches on several machines
     command = [sys.executable, "-W", "ignore", "-m", "torch_npu.selftest"]
     status, output = _child.run(command, "", folder, environment)
+    # A failure too, since it would be the same after another build.
     (folder / FILE).write_text(json.dumps(_document(status, output), indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,7 +1,6 @@
 """The variables that ``accelerate launch`` itself would set for ranks, from its own code.
 
-Runs in a process that has the stack. A private copy of Accelerate's launcher is asked, so that what a test or a launch
-has replaced in the public one is not met; it starts nothing here.
+Runs in a process that has the stack. A private copy of Accelerate's launcher is asked, which starts nothing here.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ def variables(options: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """
     module = _private_copy()
     arguments = argparse.Namespace(**options)
-    arguments.num_processes = 2  # a file may leave it open; no variable depends on it
+    # A file may leave it open; no variable depends on it.
+    arguments.num_processes = 2
     if arguments.config_file is not None:
         arguments.config_file = str(folder / arguments.config_file)
     elif not (arguments.use_deepspeed or arguments.use_fsdp):
@@ -59,6 +59,7 @@ def variables(options: Mapping[str, Any], folder: Path) -> dict[str, str]:
 
 
 def _private_copy() -> ModuleType:
+    # A copy, so that what a test or a launch has replaced in the public module is not met.
     spec = importlib.util.find_spec("accelerate.commands.launch")
     assert spec is not None
     assert spec.loader is not None
@@ -72,8 +73,10 @@ def _private_copy() -> ModuleType:
 def _replace_launchers(module: Any, environments: list[dict[str, str]]) -> None:
     def prepare_only(prepare: Callable[[Any], Any]) -> Callable[[Any], None]:
         def launch(arguments: Any) -> None:
-            arguments.main_process_port = 0  # of any other, Accelerate asks whether it is free
+            # Of any other port, Accelerate asks whether it is free.
+            arguments.main_process_port = 0
             prepared = prepare(arguments)
+            # prepare_multi_gpu_env returns the variables alone, the two others the command and the variables.
             environments.append(prepared[1] if isinstance(prepared, tuple) else prepared)
 
         return launch

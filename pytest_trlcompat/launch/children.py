@@ -46,6 +46,7 @@ _DUMP_TIME = 0.5
 _EXIT_TIME = 1.0
 """Seconds that a rank gets to exit that has nothing else to do."""
 _SHARED_MEMORY = Path("/dev/shm")
+# Bytes of a rank's output that a report keeps: how it began, and more of how it ended.
 _OUTPUT_HEAD, _OUTPUT_TAIL = 1 << 16, 1 << 18
 
 
@@ -117,6 +118,7 @@ class _Children:
 
     def listen(self, limit: float) -> None:
         for key, _ in self._selector.select(limit):
+            # While a launch runs, the client says nothing: that it can be read means that it has gone.
             if key.fileobj is self._client:
                 raise Cancelled
             if not attend(key.data, key.fileobj):
@@ -155,9 +157,11 @@ def launch(spec: LaunchSpec, client: socket.socket) -> LaunchReport:
                 timed_out = supervise(_Children(children, client, stack), spec.timeout, spec.debugged)
             finally:
                 for child in children:
+                    # Those that have ended are past it; others still run only where the launch failed or was cancelled.
                     child.end("the launch was cancelled")
                     reap(child, wait=True)
-                with contextlib.suppress(OSError):  # tried again below, when the launch's descriptors are free
+                # Tried again below, when the launch's descriptors are free.
+                with contextlib.suppress(OSError):
                     end_orphans()
             return LaunchReport(tuple(report(child) for child in children), timed_out, time.monotonic() - started)
     except OSError as error:
@@ -206,6 +210,7 @@ def fork_rank(
     semaphores = f"trlcompat-{uuid.uuid4().hex}"
     started = time.monotonic()
     parent = os.getpid()
+    # Closed here after the fork, so that the connection ends when the rank does.
     with theirs:
         pid = os.fork()
         if pid == 0:
@@ -219,6 +224,7 @@ def fork_rank(
     stack.callback(_remove_semaphores, semaphores)
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)  # the rank does the same; either may be first
+    # For _drain, which reads until nothing is left.
     ours.setblocking(False)
     try:
         pidfd = os.pidfd_open(pid)
@@ -264,12 +270,11 @@ def end_orphans() -> None:
 def output_files(spec: LaunchSpec, number: int, stack: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
     """Files for a rank's stdout and stderr: without a name, which the kernel removes with their last descriptor, or
     where the test process follows them.
-
-    They lie in the launcher's present folder: that with which the server started may have vanished.
     """
 
     def new(stream: str) -> IO[bytes]:
         if spec.output_folder is None:
+            # In the launcher's present folder: that with which the server started may have vanished.
             return stack.enter_context(tempfile.TemporaryFile(dir=spec.folder))
         return stack.enter_context(file_of(spec.output_folder, number, stream).open("w+b"))
 
@@ -312,8 +317,10 @@ def reap(child: Child, wait: bool) -> None:
     _kill(child.pid)
     _, status, usage = os.wait4(child.pid, 0)
     child.status = os.waitstatus_to_exitcode(status)
+    # Linux counts ru_maxrss in KiB.
     child.peak_bytes = usage.ru_maxrss * 1024
     child.ended_at = time.monotonic()
+    # What it has sent just before it ended.
     _drain(child)
 
 
@@ -338,6 +345,7 @@ def dump_stacks(children: Sequence[Child]) -> None:
         if child.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child.pid, rank.STACK_DUMP_SIGNAL)
+    # Time to write them: nothing tells when the last one is complete.
     time.sleep(_DUMP_TIME)
 
 

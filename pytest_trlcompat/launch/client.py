@@ -108,7 +108,8 @@ class Launcher:
         self._folder: OwnFolder | None = None
         self._mark = uuid.uuid4().hex
         self._launches = 0
-        self._one_at_a_time = threading.Lock()  # a server runs one launch, and answers in the order of requests
+        # A server runs one launch at a time, and answers in the order of requests.
+        self._one_at_a_time = threading.Lock()
 
     def __enter__(self) -> Launcher:
         return self
@@ -122,6 +123,7 @@ class Launcher:
         A later launch starts a new server.
         """
         folder, self._folder = self._folder, None
+        # Backwards: servers and ranks end, their coverage is merged, and then the folder goes.
         with contextlib.ExitStack() as exits:
             if folder is not None:
                 exits.callback(folder.remove)
@@ -186,6 +188,7 @@ class Launcher:
             ValueError: an invalid world size, or an unknown device, mode or command.
             TypeError: the function cannot be called with these arguments.
         """
+        # First of all, while the parameters are the only local variables.
         parameters = locals()
         taken = {name: parameters[name] for name, default in _OWN.items() if parameters[name] != default}
         __tracebackhide__ = _HIDE
@@ -204,6 +207,7 @@ class Launcher:
             if relay is not None:
                 spec = replace(spec, relay=settings_of_this_process())
             with self._one_at_a_time:
+                # Within the lock, since several machines tell their launches apart by this number.
                 self._launches += 1
                 report = self._launch(replace(spec, number=self._launches), chosen, command, env or {})
         except LaunchError as error:
@@ -301,6 +305,7 @@ class Launcher:
         if accelerate is None or accelerate.variables is not None:
             return chosen
         content = b"" if accelerate.config_file is None else Path(accelerate.config_file).read_bytes()
+        # With the file's content, since a test may change it between two launches.
         key = (accelerate.words, accelerate.folder, content, device, tuple(sorted((env or {}).items())))
         if key not in self._accelerate_variables:
             self._accelerate_variables[key] = self(
@@ -415,12 +420,14 @@ class Launcher:
                 "cold launches run on one machine: the agents of torchrun and accelerate on several meet at a port "
                 "where they unpickle what anybody sends"
             )
+        # The command must find this package, which may be a checkout.
         path = [str(Path(__file__).parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
         if spec.device == "software":
             from pytest_trlcompat import accelerator
 
             build_accelerator("software")
             device_environment = accelerator.environment(devices=spec.local_world_size)
+            # Its first entry; what follows is this process's own PYTHONPATH, which is in the list already.
             standin, *_ = device_environment.pop("PYTHONPATH").split(os.pathsep)
             environment |= device_environment
             path.insert(0, standin)

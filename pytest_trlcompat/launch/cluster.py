@@ -73,4 +73,5 @@ def _address(endpoint: str) -> tuple[str, int]:
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ClusterError(f"rdzv_endpoint must be HOST:PORT, like 10.0.0.1:29400, not {endpoint!r}")
+    # An IPv6 address stands in brackets, [::1]:29400, and sockets take it without.
     return host.strip("[]"), int(port)

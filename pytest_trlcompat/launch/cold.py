@@ -42,7 +42,8 @@ _AGENT_STORE = "agent"
 # The elastic agents of torchrun and accelerate otherwise host a store that listens on all interfaces, and unpickle what
 # is in it. Without an endpoint, for which accelerate has no option, its file is a temporary one of this user's.
 _AGENT = ("--rdzv_backend", "c10d", "--rdzv_conf", "store_type=file")
-_NO_SHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # from torch 2.5 on they host one for the ranks too
+# From torch 2.5 on, the agents of torchrun and accelerate host a TCPStore for the ranks, too.
+_NO_SHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 _DUMP_TIME, _END_TIMEOUT = 0.5, 5.0
 _POLL = 0.1
 _LOG_TAIL = 6000
@@ -119,6 +120,7 @@ def launch(
         )
         stack.callback(_end, process, mark)
         keepers = _Keepers(spec, process, listener, command)
+        # Undone first, as the last: the keepers then see that nobody listens and exit, and the command with them.
         stack.callback(keepers.close)
         try:
             keepers.start()
@@ -168,7 +170,8 @@ class _Keepers:
         self._listener.setblocking(False)
         while True:
             ended = self._process.poll()
-            heard = self._meet(_POLL)  # after asking, so that what its keepers had sent is received
+            # After poll(), so that what keepers had sent before the command ended is received.
+            heard = self._meet(_POLL)
             if len(self._keepers) == size:
                 break
             began = f"{len(self._keepers)} of {size} ranks"
@@ -194,6 +197,7 @@ class _Keepers:
 
     def first_failed(self) -> int | None:
         failed = [keeper for keeper in self._keepers.values() if keeper.failed]
+        # A keeper that has gone told no time.
         first = min(failed, key=lambda keeper: keeper.report.ended_at if keeper.report else math.inf, default=None)
         return None if first is None else first.rank
 
@@ -203,6 +207,7 @@ class _Keepers:
 
     def end(self, reason: str) -> None:
         """End the running ranks, and receive their reports."""
+        # listen, which waits for the reports below, would otherwise come back here.
         self._ending = True
         self._send({"kind": "end", "reason": reason}, self._running())
         deadline = time.monotonic() + _END_TIMEOUT
@@ -257,16 +262,18 @@ class _Keepers:
         return bool(ready)
 
     def _accept(self) -> None:
-        """Accept a keeper. No other user can reach the socket; that the peer belongs to this user is checked anyway."""
+        """Accept a keeper."""
         try:
             channel, _ = self._listener.accept()
         except OSError:  # it has gone again
             return
+        # No other user can reach the socket; that the peer belongs to this one is checked anyway.
         peer = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user, _ = _CREDENTIALS.unpack(peer)
         if user != os.getuid():
             channel.close()
             return
+        # For what is sent to it: a keeper that reads nothing must not stop this process for ever.
         channel.settimeout(self._spec.timeout)
         self._silent.append(_Keeper(channel))
 
@@ -344,6 +351,7 @@ def _command(spec: LaunchSpec, strategy: Strategy, command: str, folder: Path) -
     if command == "torchrun":
         ranks = ("--nproc-per-node", str(local), "--rdzv-endpoint", str(folder / _AGENT_STORE))
         return [*module, "torch.distributed.run", *_AGENT, *ranks, *keeper]
+    # Without its -m, for which --module stands there.
     return [*module, "deepspeed.launcher.runner", *_deepspeed_arguments(local), *keeper[1:]]
 
 

@@ -70,6 +70,7 @@ def plan(
     if asked is None and strategy is None and launcher.launcher == "deepspeed":
         raise CommandError(f"{shlex.join(command)}: deepspeed says no stage; pass strategy='zero3', or another")
     chosen = asked or strategy or default
+    # As the launcher starts it: a script or a module, by an interpreter.
     planned = program(("python", *parsed.target), folder)
     planned = replace(planned, words=command, strategy=chosen, gets_local_rank=parsed.gets_local_rank)
     size = launchers.world_size_of(parsed, world_size)

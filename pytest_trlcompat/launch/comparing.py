@@ -59,13 +59,16 @@ def _compared(build: Callable[..., Any], wrappers: list[Any]) -> Callable[..., A
     @functools.wraps(build)
     def build_compared(*args: Any, **kwargs: Any) -> Any:
         level = dist.get_debug_level()
+        # One may be left of a group whose construction failed.
         wrappers.clear()
+        # Only while the group is built: PyTorch asks for the level there, and wraps gloo where it is DETAIL.
         dist.set_debug_level(dist.DebugLevel.DETAIL)
         try:
             group, store = build(*args, **kwargs)
         finally:
             dist.set_debug_level(level)
-        if wrappers:  # a rank that is no member of the group has none
+        # A rank that is no member of the group has no wrapper.
+        if wrappers:
             # Under another type than gloo's, since a type that a group has already is not registered again.
             kind = dist.ProcessGroup.BackendType.CUSTOM
             group._register_backend(torch.device("cpu"), kind, wrappers.pop())

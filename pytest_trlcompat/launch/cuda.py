@@ -41,12 +41,14 @@ def check_uninitialized(what: str) -> None:
 def without_initialization() -> Iterator[None]:
     """Within the block, answer queries of ``torch.cuda`` without initialising CUDA in this process.
 
-    ``is_available()`` uses the driver's management library (``PYTORCH_NVML_BASED_CUDA_CHECK``,
-    https://docs.pytorch.org/docs/stable/cuda_environment_variables.html); a GPU's properties are queried in a child
-    process. Afterwards everything is as before, also where the functions were imported by name.
+    A GPU's properties are queried in a child process. Afterwards everything is as before, also where the functions were
+    imported by name.
     """
+    # By this variable is_available() asks the driver's management library, which starts nothing; see
+    # https://docs.pytorch.org/docs/stable/cuda_environment_variables.html.
     before = os.environ.get(_NVML_CHECK)
     os.environ[_NVML_CHECK] = "1"
+    # A list, which all replaced functions share, also those that were imported by name: once empty, they pass through.
     active = [True]
     cuda: Any = None
     with contextlib.suppress(Exception):  # importing torch raises the same error later
@@ -68,9 +70,11 @@ def without_initialization() -> Iterator[None]:
 
 def _in_another_process(function: Callable[..., Any], active: list[bool]) -> Callable[..., Any]:
     def direct(*args: Any, **kwargs: Any) -> Any:
-        active.clear()  # queries that CUDA makes while it starts are answered in the same process
+        # In this process CUDA may start, and its own queries meanwhile must not fork again.
+        active.clear()
         return function(*args, **kwargs)
 
+    # DeepSpeed asks the same for each of its operators, and each answer takes a process.
     cached = functools.cache(functools.partial(_in_child, direct))
 
     @functools.wraps(function)
@@ -87,6 +91,7 @@ def _in_child(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         RuntimeError: with the text of the function's exception.
     """
     reading, writing = os.pipe()
+    # A fork has already imported torch, may initialise CUDA, and takes that along when it ends.
     child = os.fork()
     if child == 0:
         try:
@@ -94,9 +99,11 @@ def _in_child(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             with os.fdopen(writing, "w") as stream:
                 json.dump(_answer(function, args, kwargs), stream)
         finally:
+            # Without exit handlers, which are the parent's.
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as stream:
+        # Before waiting for its end, which does not come while the pipe is full.
         text = stream.read()
     os.waitpid(child, 0)
     answer = json.loads(text or '{"error": "the process that queried CUDA died"}')

@@ -37,6 +37,7 @@ class Debug:
 
 def attach(terminal: str) -> None:
     """Make a terminal this process's input and output."""
+    # Without O_NOCTTY it could become this session's controlling terminal, and Ctrl-C would reach the rank.
     descriptor = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
     for standard in (0, 1, 2):
         os.dup2(descriptor, standard)
@@ -66,6 +67,7 @@ def wait_longer() -> None:
             kwargs["timeout"] = longer
         return init(*args, **kwargs)
 
+    # torch.distributed re-exports both names, so callers reach them by either module.
     modules: tuple[Any, ...] = (distributed, distributed.distributed_c10d)
     for module in modules:
         module.init_process_group = init_process_group

@@ -26,6 +26,7 @@ def fill(process: Any, arguments: Mapping[str, Any], run: Callable[[], int]) -> 
         run: returns the exit status.
     """
     process._child_created = False  # nothing to wait for when it is collected
+    # What communicate(), wait() and poll() look at, and Popen.__init__ would have set; see Lib/subprocess.py.
     process._communication_started, process._input = False, None
     process._waitpid_lock, process._sigint_wait_secs = threading.Lock(), 0
     process.args, process.pid, process.returncode = arguments["args"], os.getpid(), None
@@ -35,15 +36,18 @@ def fill(process: Any, arguments: Mapping[str, Any], run: Callable[[], int]) -> 
         arguments["text"] or arguments["universal_newlines"] or arguments["encoding"] or arguments["errors"]
     )
     process.pipesize = -1
+    # What was printed before would otherwise be written out into the program's files.
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     before = [os.dup(number) for number in (1, 2)]
     pipes: dict[str, IO[bytes]] = {}
     try:
+        # In this order, since stderr=STDOUT takes what stdout has become.
         for number, name in ((1, "stdout"), (2, "stderr")):
             _redirect(number, name, arguments[name], pipes)
         process.returncode = run()
     finally:
+        # What the program has printed, and Python still keeps, belongs into its own files.
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         for number, copy in zip((1, 2), before, strict=True):
@@ -61,6 +65,7 @@ def _redirect(number: int, name: str, target: Any, pipes: dict[str, IO[bytes]]) 
     if target == subprocess.STDOUT:
         os.dup2(1, number)
     elif target == subprocess.PIPE:
+        # A file and no pipe: nobody reads until the program has ended, and a full pipe would stop it for ever.
         pipes[name] = tempfile.TemporaryFile()  # noqa: SIM115 - the program's to close
         os.dup2(pipes[name].fileno(), number)
     elif target == subprocess.DEVNULL:

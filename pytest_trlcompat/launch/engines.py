@@ -1,7 +1,4 @@
-"""The engines that a rank's function builds: recorded when they are built, and measured by their families.
-
-They are read while the process group exists: many functions end by destroying it.
-"""
+"""The engines that a rank's function builds: recorded when they are built, and measured by their families."""
 
 from __future__ import annotations
 
@@ -20,17 +17,17 @@ __all__ = ["Observer", "load_engines"]
 
 def _with_engine() -> tuple[Family, ...]:
     """The first family of each engine: several may have the same."""
+    # Backwards, so that of several with one engine the first is written last, and stays.
     return tuple({family.engine: family for family in reversed(families()) if family.kind}.values())
 
 
 def load_engines(strategy: str) -> None:
-    """Import the modules that define engines, so that an :class:`Observer` can wrap them.
-
-    PyTorch's are imported under every strategy, so that an engine of another kind than requested is seen; DeepSpeed's,
-    which takes seconds, only if it was requested. If one cannot be imported, the function gets the same error later.
-    """
+    """Import the modules that define engines, so that an :class:`Observer` can wrap them."""
     for family in families():
+        # PyTorch's under every strategy, so that an engine of another kind than requested is seen; DeepSpeed's, which
+        # takes seconds, only if it was requested.
         if family.kind and (not family.is_loaded_on_request or strategy in family.names):
+            # The function gets the same error later, if it needs the module.
             with contextlib.suppress(Exception):
                 importlib.import_module(family.engine[0])
 
@@ -65,11 +62,13 @@ class Observer:
 
         @functools.wraps(destroy)
         def observed(group: Any = None) -> None:
+            # Engines are read while the group exists, and many functions end by destroying it.
             if distributed.is_initialized() and group in (None, distributed.GroupMember.WORLD):
                 with contextlib.suppress(Exception):  # the function must not fail because of us
                     self._while_live = self._look()
             destroy(group)
 
+        # Both names, since torch.distributed re-exports it.
         for module in (distributed, distributed.distributed_c10d):
             module.destroy_process_group = observed
 
@@ -117,6 +116,7 @@ class Observer:
             for part in parts:
                 family.measure(part, entry)
             seen["built"].append({**entry, "trainable": family.is_trainable(model)})
+        # Only then, since it looks at every live object.
         if seen["built"] and not any(engine["trainable"] for engine in seen["built"]):
             seen["optimized"] = _optimized()
         return seen
@@ -126,6 +126,7 @@ class Observer:
         for family in _with_engine():
             engine = None if family in self._observed else _loaded(family.engine)
             if engine is not None:
+                # By the type, since isinstance falls back on __class__, which lazy objects compute.
                 built += [(family, entity) for entity in gc.get_objects() if issubclass(type(entity), engine)]
         return built
 
@@ -176,6 +177,7 @@ def _outermost(family: Family, parts: Sequence[Any], more: Sequence[Any]) -> lis
     tops = {id(top): top for top in (*modules.values(), *more)}
     below = {number: [id(module) for module in top.modules()] for number, top in tops.items()}
     owners: dict[int, Any] = {}
+    # The largest first: it takes all modules below it, and smaller ones what is left.
     for top in sorted(tops.values(), key=lambda top: len(below[id(top)]), reverse=True):
         for module in below[id(top)]:
             owners.setdefault(module, top)
@@ -207,6 +209,7 @@ def _accelerate_state() -> dict[str, Any]:
     if "accelerate.state" not in sys.modules:
         return {}
     state = sys.modules["accelerate.state"]
+    # Read beneath the classes: an instance would initialise a state that the function has not asked for.
     partial, full = state.PartialState._shared_state, state.AcceleratorState._shared_state
     shared = {**partial, **full}
     if "distributed_type" not in shared:

@@ -21,6 +21,7 @@ from pytest_trlcompat.launch.strategy import Strategy
 
 __all__ = ["base_environment", "rank_environment"]
 
+# A test process that was itself started by torchrun or accelerate has them, and its launches are no part of that.
 _OTHER_LAUNCHERS = (
     "RANK",
     "LOCAL_RANK",
@@ -49,7 +50,8 @@ def base_environment(device: str, cluster: Cluster) -> dict[str, str]:
     """
     environment = {key: value for key, value in os.environ.items() if key not in (*_OTHER_LAUNCHERS, SECRET_VARIABLE)}
     defaults = {
-        "OMP_NUM_THREADS": "1",  # ranks share the cores, and a thread pool does not survive a fork
+        # Ranks share the cores, and a thread pool does not survive a fork.
+        "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
@@ -61,6 +63,7 @@ def base_environment(device: str, cluster: Cluster) -> dict[str, str]:
         # Neither can then be reached from other machines. Other users of this one can connect to gloo; ranks look
         # whether they have before it is used.
         defaults["GLOO_SOCKET_IFNAME"] = "lo"
+        # With "=", NCCL takes the interface of exactly this name; without, all whose names begin so.
         defaults["NCCL_SOCKET_IFNAME"] = "=lo"
     if device == "cpu":
         defaults["ACCELERATE_USE_CPU"] = "true"

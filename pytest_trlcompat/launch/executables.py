@@ -38,10 +38,8 @@ _INSTALLED = re.compile(rb"^from ([\w.]+) import \w+.*^ *sys\.exit\(", re.DOTALL
 
 
 def is_foreign(program: Path) -> bool:
-    """Whether an interpreter, or a command beside it, is of another virtual environment than this process.
-
-    Symbolic links are not followed: an environment's interpreter is a link to the one that it was made of.
-    """
+    """Whether an interpreter, or a command beside it, is of another virtual environment than this process."""
+    # Symbolic links are not followed: an environment's interpreter is a link to the one that it was made of.
     prefix = program.parent.parent
     is_environment = (prefix / "pyvenv.cfg").is_file() or (prefix / "conda-meta").is_dir()
     return is_environment and prefix.resolve() != Path(sys.prefix).resolve()
@@ -83,6 +81,7 @@ def shebang(path: Path) -> list[str]:
 def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
+            # Enough for the first line and, in a script that an installer has written, the function that it calls.
             return file.read(2048)
     except OSError:
         return b""
@@ -109,6 +108,7 @@ def started_program(words: Sequence[str], folder: Path | None = None, search_pat
         return ""
     parents = Path(python.target).resolve().parents
     beside = any(parent.parent.name == "site-packages" and parent.name in _HELPERS for parent in parents)
+    # Not further up: site-packages may lie below the standard library's folder.
     return "" if beside or Path(sysconfig.get_path("stdlib")) in parents[:2] else python.target
 
 

@@ -33,6 +33,7 @@ def refuse_strangers() -> None:
     gloo = torch.distributed.ProcessGroupGloo
     connect = gloo.__init__
 
+    # gloo connects all ranks within its constructor, so whoever is connected is known before anything is exchanged.
     def connect_and_look(self: Any, *args: Any, **kwargs: Any) -> None:
         with only_own():
             connect(self, *args, **kwargs)

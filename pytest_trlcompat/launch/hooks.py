@@ -31,9 +31,11 @@ def hooked(hooks: Mapping[tuple[str, str], Hook]) -> Iterator[None]:
             by_module.setdefault(module, {})[name] = hook
         finder = _AfterImport(lambda module: _replace_all(module, by_module[module.__name__], exits), set(by_module))
         for name in sorted(by_module):
+            # Something else may stand in a module's place there: None, or an object that loads it later.
             if isinstance(sys.modules.get(name), types.ModuleType):
                 finder.names.discard(name)
                 _replace_all(sys.modules[name], by_module[name], exits)
+        # First, since the first finder that knows a module decides.
         sys.meta_path.insert(0, finder)
         exits.callback(finder.remove)
         yield
@@ -75,6 +77,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 def _replace_all(module: types.ModuleType, hooks: Mapping[str, Hook], exits: contextlib.ExitStack) -> None:
     for name, hook in hooks.items():
         function = getattr(module, name, None)
+        # A function that the module has imported from another one is replaced where it is defined.
         if isinstance(function, types.FunctionType) and function.__module__ == module.__name__:
             _replace(module, name, function, hook, exits)
 
@@ -87,6 +90,7 @@ def _stub(*args: Any, **kwargs: Any) -> Any:
 def _replace(
     module: types.ModuleType, name: str, function: types.FunctionType, hook: Hook, exits: contextlib.ExitStack
 ) -> None:
+    # Code with free variables cannot be exchanged for code without: Python requires the same number of them.
     if function.__closure__:
         exits.callback(setattr, module, name, function)
         setattr(module, name, hook)
@@ -97,6 +101,7 @@ def _replace(
         exits.callback(setattr, function, attribute, getattr(function, attribute))
     exits.callback(module.__dict__.pop, hook_name, None)
     setattr(module, hook_name, hook)
+    # They are of parameters that the stub's code does not have: it takes whatever it is called with.
     function.__defaults__ = function.__kwdefaults__ = None
     names = tuple(hook_name if used == "_trlcompat_hook" else used for used in _stub.__code__.co_names)
     function.__code__ = _stub.__code__.replace(co_names=names)

@@ -28,10 +28,12 @@ def recorded() -> Iterator[set[str]]:
     plain = type(os.environ)
 
     class Recording(plain):  # type: ignore[misc,valid-type]
+        # Mapping's get() and `in` come to this method too, and so does os.getenv.
         def __getitem__(self, key: str) -> str:
             names.add(key)
             return str(super().__getitem__(key))
 
+    # The class, and not another object in its place: modules have imported os.environ by its name.
     os.environ.__class__ = Recording
     try:
         yield names

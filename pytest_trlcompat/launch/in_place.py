@@ -77,6 +77,7 @@ def run_launcher(starts: Starts, started: str, around: Surroundings, read: Calla
     with _variables(around):
         if asked is not None and running.strategy is not None:
             try:
+                # TMPDIR is the launcher's own folder, which is removed when that is closed.
                 launchers.enter(asked, running.strategy, os.environ, Path(tempfile.mkdtemp()))
             except StrategyError as error:
                 starts.refuse(f"{text}, whose ranks these cannot become: {error}; {ADVICE}")
@@ -187,13 +188,16 @@ def _until(starts: Starts, text: str, deadline: Deadline, run: Callable[[], int]
     try:
         run_status = run()
     except _Expired as error:
+        # That of a command around this one.
         if error is not alarm.expired:
             raise
         return deadline.status
     finally:
+        # Off first, so that it does not ring in the handler that was there before.
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
         if remaining:
+            # Never 0, which would switch the alarm of the command around this one off.
             signal.setitimer(signal.ITIMER_REAL, max(remaining - (time.monotonic() - started), 1e-3))
     if alarm.has_rung:
         starts.refuse(

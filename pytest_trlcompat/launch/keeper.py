@@ -33,10 +33,12 @@ def main(path: str) -> int:
         An exit status for the launcher's command: 0 if the rank succeeded.
     """
     _processes.adopt_orphans()
+    # Before anything else: the launcher's agent stops its processes so, and the rank must be ended and reported first.
     signal.signal(signal.SIGTERM, _stop)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         with protocol.short_path(Path(path)) as short:
             client.connect(short)
+        # accelerate launch sets neither variable for a single process.
         rank = int(os.environ.get("LOCAL_RANK", "0"))
         protocol.send(client, {"local_rank": rank, "world_size": int(os.environ.get("WORLD_SIZE", "1"))})
         try:
@@ -44,6 +46,7 @@ def main(path: str) -> int:
             report = _keep(spec, rank, client)
         except EOFError:  # the client has gone
             return 1
+        # The launcher may stop this process while it waits here; the report has been made.
         with contextlib.suppress(OSError, EOFError, _Stopped):
             protocol.send(client, report)
             # The exit of a failed rank makes the launcher end all others. So wait until the client has their reports.
@@ -86,6 +89,7 @@ def _attend(child: children.Child, client: socket.socket) -> None:
                     _handle(child, protocol.receive(client))
                 elif not children.attend(child, key.fileobj):
                     selector.unregister(key.fileobj)
+            # Keepers do not know of each other, so a cold rank is not kept open until the others have returned.
             if child.outcome is not None:
                 child.release()
 

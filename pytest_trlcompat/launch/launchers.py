@@ -84,6 +84,7 @@ def read(words: LauncherWords, folder: Path | None = None) -> Read:
     """
     parsed = _parsed(words.launcher, words.words, words.is_legacy)
     arguments = parsed[_ARGUMENTS[words.launcher]]
+    # The script or the module is one word; -m is among the options before it.
     written = words.words[: len(words.words) - len(arguments) - 1]
     result = replace(read_parsed(words.launcher, parsed), words=written)
     asked = None if folder is None else strategy_of(result, folder)
@@ -100,15 +101,18 @@ def read_parsed(launcher: str, options: Mapping[str, Any]) -> Read:
     """
     # The command `accelerate` has its parser name the function that reads the options.
     options = {key: value for key, value in options.items() if key != "func"}
+    # plain: what the parser makes of a script alone, which is its defaults.
     parsed, plain = dict(options), _parsed(launcher, ("script",))
     script, arguments = parsed.pop(_SCRIPTS[launcher]), parsed.pop(_ARGUMENTS[launcher])
     target = (*(("-m",) if parsed.pop("module") else ()), str(script), *arguments)
+    # Only torch.distributed.launch has this option, and has it off by default.
     if not parsed.pop("use_env", True):
         raise CommandError(
             "torch.distributed.launch without --use_env gives the script --local-rank, which ranks do not; say "
             "--use_env, or use torchrun"
         )
-    parsed.pop("nondefault", None)  # Accelerate's parser names there which options were given
+    # Accelerate's parser names there which options were given.
+    parsed.pop("nondefault", None)
     settings = {key: value for key, value in parsed.items() if value != plain.get(key)}
     _check(launcher, settings)
     return Read(
@@ -136,6 +140,7 @@ def _parsed(launcher: str, words: Sequence[str], is_legacy: bool = False) -> dic
 
 
 def _size(launcher: str, value: Any) -> int | None:
+    # DeepSpeed's -1, and words of torchrun's, leave the number to the devices that there are.
     if value in (None, -1, "gpu", "auto", "cpu"):
         return None
     try:
@@ -205,6 +210,7 @@ def strategy_of(parsed: Read, folder: Path) -> Strategy | None:
             raise CommandError(f"accelerate launch --{min(asked)} has no effect without --{family.flag}; add it")
         if asked:
             in_file = dict(config.get(section) or {})
+            # By their full names, so that an option takes the place of the same key in the file.
             config[section] = {config_keys.section_key(section, name): value for name, value in in_file.items()} | asked
     words = parsed.words if file is None else (*parsed.words, "--config_file", str(path))
     launch = AccelerateLaunch(

@@ -21,6 +21,7 @@ def explain(error: OSError) -> str:
 def _hint(number: int | None) -> str | None:
     if number == errno.EMFILE:
         return f"this process may have {_limit(resource.RLIMIT_NOFILE)} (`ulimit -n`)"
+    # fork(2) answers so for either limit, and does not say which of them was reached.
     if number == errno.EAGAIN:
         processes = _limit(resource.RLIMIT_NPROC)
         return f"no more processes: the user may have {processes} (`ulimit -u`), and the control group has a limit too"

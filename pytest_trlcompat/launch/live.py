@@ -54,6 +54,7 @@ def followed(folder: str, first_rank: int, ranks: int) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+        # Only when the thread has ended, which reads the same files from the same offsets.
         for stream_file in files:
             stream_file.print_rest()
 

@@ -45,6 +45,7 @@ def is_start(words: Sequence[str], around: Surroundings, programs: bool, depth: 
     inner = unwrap(words, around, in_shell=True)
     if inner is not None:
         starts = (0,) if inner.is_certain else range(len(inner.words))
+        # Where a wrapper's options cannot be read, any of its words may be the one that begins the command.
         return any(is_start(inner.words[start:], inner.around, programs, depth + 1) for start in starts)
     text = text_of(words, around)
     if text is not None:
@@ -63,6 +64,7 @@ def hides_launcher(words: Sequence[str], around: Surroundings) -> bool:
         return False
     for start in range(1, len(words)):
         launcher = launcher_words(words[start:])
+        # Many a command has a launcher's name among its words; with -m or an existing script it is started.
         if launcher is not None and any(
             word in ("-m", "--module") or (word.endswith(".py") and (around.path / word).is_file())
             for word in launcher.words

@@ -68,11 +68,13 @@ def measurement(folder: Path) -> Measurement | None:
 @contextlib.contextmanager
 def measured(how: Measurement | None) -> Iterator[None]:
     """Measure this process, a rank, as long as the block lasts."""
+    # Where coverage's patch = subprocess is on, this process measures itself already.
     if how is None or _current() is not None:
         yield
         return
     import coverage
 
+    # coverage takes the folder of relative paths from the working directory, when it is built and started.
     here = os.getcwd()
     os.chdir(how.base)
     try:

@@ -46,7 +46,9 @@ class Board:
             threading.Thread(target=self._receive, args=(channel, host), daemon=True).start()
 
     def _receive(self, channel: socket.socket, host: str) -> None:
+        # Before the challenge: who says nothing must not hold a thread for ever.
         _set_timeout(channel, _STRANGER_TIMEOUT)
+        # The descriptor is the connection's from here on; the socket has none left to close.
         with channel, Connection(channel.detach()) as connection:
             try:
                 deliver_challenge(connection, self._secret)
@@ -118,9 +120,11 @@ class Visitor:
         deadline = time.monotonic() + self._timeout
         request = {"key": key, "amount": amount, "least": least, "limit": self._timeout if limit is None else limit}
         channel = self._connect(deadline)
+        # Longer than the board itself waits, so that this only ends a connection whose other end has died.
         _set_timeout(channel, self._timeout + _STRANGER_TIMEOUT)
         with channel, Connection(channel.detach()) as connection:
             try:
+                # The other way round than the board, which asks first: else both would wait.
                 answer_challenge(connection, self._secret)
                 deliver_challenge(connection, self._secret)
             except AuthenticationError:

@@ -81,6 +81,7 @@ def _hooks(starts: Starts) -> dict[tuple[str, str], Hook]:
     def deepspeed(args: Sequence[str] | None = None) -> None:
         words = LauncherWords("deepspeed", tuple(sys.argv[1:] if args is None else args))
         status = run_launcher(starts, "deepspeed", Surroundings(), functools.partial(launchers.read, words))
+        # As deepspeed.launcher.runner.main itself ends.
         if status:
             sys.exit(status)
 
@@ -163,10 +164,12 @@ def _substitutes(starts: Starts) -> Iterator[tuple[Any, str, Callable[[Any], Any
     def system(original: Any) -> Any:
         def called(command: Any) -> Any:
             run = _found(starts, command, None, None, is_shell=True)
+            # os.system returns a wait status, which has the exit status in its high byte.
             return original(command) if run is None else run() << 8
 
         return called
 
+    # Not the class: it may be imported by its name already, or have subclasses.
     yield subprocess.Popen, "__init__", popen
     for names, kind in ((_EXECS, execs), (_SPAWNS, spawns), (_POSIX_SPAWNS, posix_spawns)):
         for name in names:
@@ -202,6 +205,7 @@ def _found(
         return None
     look_anew()
     if is_shell:
+        # Of a list with shell=True, the word after the line is $0.
         line = Text("", words[0] if words else "", tuple(words[2:]), is_line=True)
         run = _run_of_text(starts, line, repr(command), around)
     else:

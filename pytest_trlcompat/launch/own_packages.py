@@ -61,6 +61,7 @@ def _text(name: str, what: str) -> str:
 
 
 def _threads() -> set[str]:
+    # The kernel's list, since threading does not know threads of native code.
     return set(os.listdir("/proc/self/task"))
 
 
@@ -82,6 +83,7 @@ def _devices_in_use() -> str:
     npu: Any = getattr(sys.modules.get("torch"), "npu", None)
     if npu is None or "torch_npu" not in sys.modules:
         return ""
+    # The most that was ever allocated: what an import frees again has used the device all the same.
     counts = {index: npu.max_memory_allocated(index) for index in range(npu.device_count())}
     used = [f"npu:{index} ({count} bytes)" for index, count in counts.items() if count]
     return f"the accelerator {', '.join(used)}" if used else ""

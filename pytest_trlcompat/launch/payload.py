@@ -61,6 +61,7 @@ def arguments(
         )
         if parameter.default is parameter.empty:
             raise TypeError(text)
+        # By its level it names the line that launches.
         warnings.warn(f"{text}. It keeps its default, {parameter.default!r}", LaunchWarning, stacklevel=3)
     return named
 
@@ -139,6 +140,7 @@ def _is_test_module(module: ModuleType) -> bool:
     """A module that is not part of an installed package; this package's own suites count as test modules."""
     file = getattr(module, "__file__", None)
     top = module.__name__.partition(".")[0]
+    # cloudpickle takes __main__ by value without being told.
     if file is None or top == "__main__" or top in sys.stdlib_module_names:
         return False
     stem = Path(file).stem

@@ -104,13 +104,16 @@ def preload(
         PreloadError: one of ``project_modules`` cannot be imported before the fork.
     """
     errors = {}
-    gc.disable()  # imports leave no garbage, and searching for it takes a sixth of their time
+    # Imports leave no garbage, and searching for it takes a sixth of their time.
+    gc.disable()
     with cuda.without_initialization() if may_have_cuda else contextlib.nullcontext():
         for name in modules:
             try:
+                # With a colon at its end, a name is imported as a module; without, its last parts might be attributes.
                 pkgutil.resolve_name(name if ":" in name else f"{name}:")
             except Exception as error:
                 errors[name] = f"{type(error).__name__}: {error}"
+            # After each of them, so that the error names the import that has done it.
             if may_have_cuda:
                 cuda.check_uninitialized(f"importing {name}")
         seconds = import_all(project_modules)

@@ -70,6 +70,7 @@ def interpreter_path() -> tuple[str, ...]:
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
     code = "import json, sys; print(json.dumps(sys.path))"
     printed = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, check=True).stdout
+    # The last line, since .pth files and sitecustomize may print before it.
     return tuple(entry for entry in json.loads(printed.splitlines()[-1]) if entry)
 
 
@@ -116,6 +117,7 @@ def _script(name: str, folder: Path) -> Path:
         if not path.is_file():
             raise CommandError(f"{name}: there is no file {path}")
     else:
+        # As an activated environment has it; without activation PATH may lead to another one's command.
         beside = Path(sysconfig.get_path("scripts")) / name
         command = str(beside) if beside.is_file() else shutil.which(name)
         if command is None:

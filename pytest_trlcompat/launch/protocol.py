@@ -44,7 +44,8 @@ def receive(channel: socket.socket) -> Any:
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Another path of a Unix socket, by a descriptor of its folder, since it may have 107 bytes only (``unix(7)``)."""
+    """Another path of a Unix socket, by a descriptor of its folder."""
+    # A socket's path may have 107 bytes only (unix(7)).
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -55,6 +56,7 @@ def short_path(path: Path) -> Iterator[str]:
 def _exactly(channel: socket.socket, count: int) -> bytes:
     parts = bytearray()
     while len(parts) < count:
+        # Limited, since recv allocates at once as much as it is asked for.
         part = channel.recv(min(count - len(parts), 1 << 20))
         if not part:
             raise EOFError("the other side closed the connection")

@@ -39,6 +39,7 @@ def error_of(result: LaunchResult, raises: str) -> BaseException:
         return _outcome(cause, error)
     if raises == "launch":
         return error
+    # A rank that skipped does not hide what another one raised.
     failed = (rank for rank in result.failed_by_themselves if rank.failure is not None and rank.failure.outcome is None)
     return _original(next(failed, cause), error)
 
@@ -55,6 +56,7 @@ def _outcome(cause: RankResult, error: LaunchError) -> BaseException:
     name, text = str(cause.failure.outcome), cause.failure.message
     exception_class: Any = getattr(sys.modules["pytest"], name).Exception
     if name == "fail":
+        # Without the traceback of this process, which only leads to the launcher; the text has the rank's own.
         failed: BaseException = exception_class(f"{text}\n{error}", pytrace=False)
         return failed
     ended: BaseException = exception_class(text)

@@ -35,7 +35,7 @@ _LINGER = 2.0
 
 
 def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output: tuple[int, int]) -> NoReturn:
-    """Run the rank and exit by ``os._exit``, since the normal shutdown of a forked interpreter can hang.
+    """Run the rank, and end the process by ``os._exit``.
 
     Args:
         rank: its number among the ranks of this machine.
@@ -48,7 +48,8 @@ def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output
         outcome = _call(spec, rank)
         with contextlib.suppress(OSError):  # the disk is full, which the outcome says
             _flush()
-        is_own = os.getpid() == process  # a process that the function forked and let return has nothing to report
+        # A process that the function has forked and let return has nothing to report.
+        is_own = os.getpid() == process
         if is_own:
             protocol.send(channel, outcome)
         status = 0 if outcome.returned else 1
@@ -58,6 +59,7 @@ def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output
         traceback.print_exc()
         sys.stderr.flush()
     finally:
+        # The normal shutdown of a forked interpreter can hang.
         os._exit(status)
 
 
@@ -65,15 +67,16 @@ def _wait_for_the_others(channel: socket.socket) -> None:
     """Keep this process's connections open until every rank has returned or failed, which the other end says.
 
     A process that ends right after a collective resets connections, from which another rank may still have to read what
-    the collective sent: gloo's "Connection reset by peer" there. Not for long, since a rank that waits in a collective
-    for one that has returned learns it by the connection's end.
+    the collective sent: gloo's "Connection reset by peer" there.
     """
+    # Not for long: a rank that waits in a collective for one that has returned learns it by the connection's end.
     with contextlib.suppress(OSError):
         channel.settimeout(_LINGER)
         channel.recv(1)
 
 
 def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, int]) -> None:
+    # A group of its own, so that it can be killed with what it has started.
     os.setpgid(0, 0)
     _use_batch_scheduling()
     _processes.die_with_parent(parent)  # a killed server must not leave ranks behind
@@ -81,6 +84,7 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
         signal.signal(number, signal.SIG_DFL)
     for ours, standard in zip(output, (1, 2), strict=True):
         os.dup2(ours, standard)
+    # Line by line, so that what a rank has printed is in its file when it is killed.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     if spec.debug is not None and rank == spec.debugged:
@@ -89,6 +93,7 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
         debugging.ignore_breakpoints()
     _show_stacks()
     if spec.mode == "warm":  # a cold rank has its launcher's environment
+        # In this order: what a launch says takes precedence over what importing the stack has set.
         os.environ.clear()
         os.environ.update(spec.extra_environment)
         os.environ.update(spec.environment)
@@ -96,6 +101,7 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
     tempfile.tempdir = None  # the server has cached its own
     os.chdir(spec.cwd)
     sys.path[:] = [*spec.extra_path, *spec.sys_path]
+    # The server's arguments are none of a program that parses them.
     sys.argv = ["trlcompat-rank"]
     if spec.mode == "cold":
         engines.load_engines(spec.strategy)
@@ -106,7 +112,8 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
         store.use_file(spec.store)
         if spec.device != "software":
             gloo_peers.refuse_strangers()
-    if "torch.distributed" in sys.modules:  # it read the variable when the server imported it
+    # It read the variable when the server imported it.
+    if "torch.distributed" in sys.modules:
         sys.modules["torch.distributed"].set_debug_level_from_env()
     if spec.device == "cpu":
         comparing.compare_collectives()
@@ -132,6 +139,7 @@ def _show_stacks() -> None:
         show = getattr(sys.modules["torch"]._C, "_set_print_stack_traces_on_fatal_signal", None)
     else:
         show = None
+    # By its number, since the function may put something else in the place of sys.stderr.
     faulthandler.enable(file=2)
     if show is not None:
         show(True)
@@ -156,15 +164,19 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
     try:
         with measured(spec.coverage):
             function, args, kwargs = cloudpickle.loads(spec.payload)  # noqa: TID251 - of the test process
+            # After the payload, whose modules may import engines, and before the function, which builds them.
             observer.install()
             if (subjects := Subjects.of_this_process()) is not None:
                 subjects.install()
             returned = function(*args, **kwargs)
+        # Before the proof, whose time is not the function's.
         ended = time.monotonic()
         seen = observer.seen()
         proof.check(spec.expectation, seen, rank)
         value = _dump(returned)
+        # Within the try: a full disk fails the rank, instead of losing what it has printed.
         _flush()
+    # Also SystemExit, and what pytest.skip and pytest.fail raise, which is no Exception.
     except BaseException as error:
         if spec.debug is not None and spec.debug.post_mortem and rank == spec.debugged:
             debugging.post_mortem(error, spec.debug.rank)
@@ -182,12 +194,13 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
 
 
 def _flush() -> None:
-    """Write what was printed; the function may have closed or replaced the streams.
+    """Write what was printed.
 
     Raises:
         OSError: the disk is full.
     """
     for stream in (sys.stdout, sys.stderr):
+        # The function may have closed the stream, or put something else in its place.
         with contextlib.suppress(ValueError, AttributeError):
             stream.flush()
 

@@ -52,13 +52,10 @@ class Warned:
 
 
 def settings_of_this_process() -> Settings:
-    """The filters and levels that ranks get.
-
-    A filter that makes an error of a warning works here, where the warning is given again: in a rank, it would change
-    what the function does.
-    """
+    """The filters and levels that ranks get."""
     filters = tuple(
         (
+            # Errors are made where the warning is given again: in a rank, one would change what the function does.
             "default" if action == "error" else action,
             _pattern(message),
             _names(category),
@@ -79,6 +76,7 @@ class Recorder:
     """Records, in a rank, the warnings that are shown and the log records that reach the root logger."""
 
     def __init__(self) -> None:
+        # A dict for its order: each warning once, where it was first shown.
         self.warned: dict[Warned, None] = {}
         self.records: list[dict[str, Any]] = []
 
@@ -88,6 +86,7 @@ class Recorder:
         for action, message, names, module, lineno in settings.filters:
             category = _category(names[:1])
             if category is not None:
+                # append keeps the order of the test process, of which the first filter that holds decides.
                 warnings.filterwarnings(action, message, category, module, lineno, append=True)  # type: ignore[arg-type]
         for name, level in settings.levels.items():
             logging.getLogger(name or None).setLevel(level)
@@ -149,6 +148,7 @@ def _reaches_the_root(logger: logging.Logger) -> bool:
 
 def _plain(entry: logging.LogRecord) -> dict[str, Any]:
     """A record without objects, so that the test process need not import their modules."""
+    # Only what is plain; the message has been formatted, so that arguments of other types are not missed.
     values = {name: value for name, value in vars(entry).items() if isinstance(value, _PLAIN)}
     text = values.get("exc_text")
     if entry.exc_info and not text:

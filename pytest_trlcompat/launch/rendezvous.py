@@ -53,17 +53,20 @@ def store_process() -> set[int]:
 
 @contextlib.contextmanager
 def _store(spec: LaunchSpec, host: str) -> Iterator[tuple[LaunchSpec, Callable[[], None]]]:
-    """Bind the socket before the fork, so that the ranks know the port; the store's thread starts after it, so that
-    no thread is forked."""
+    """A store for the ranks of this launch, at a port that the system chooses."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # Holds the store, which ends with its last reference.
     stores = []
     try:
+        # Before the fork, so that the ranks know the port.
         listener.bind((host, 0))
         listener.listen(128)
         port = listener.getsockname()[1]
+        # The store is made after the fork, since it has a thread, and a thread must not be forked.
         yield _with_address(spec, host, port), lambda: stores.append(_serve(listener, (host, port), spec.timeout))
     finally:
         stores.clear()
+        # It still has its descriptor if no store was made of it.
         listener.close()
 
 
@@ -89,7 +92,8 @@ def _across_machines(spec: LaunchSpec, address: tuple[str, int]) -> Iterator[tup
         try:
             yield addressed, serve
         finally:
-            with contextlib.suppress(TimeoutError):  # those that still need the launch's store must have died
+            # Machines that still need the launch's store by then must have died.
+            with contextlib.suppress(TimeoutError):
                 board.gather(done, nnodes, _OTHERS_TIMEOUT)
 
 
@@ -106,6 +110,7 @@ def _serve(listener: socket.socket, address: tuple[str, int], timeout: float) ->
         *address,
         use_libuv=torch.__version__ >= (2, 8),  # before, it did not accept a listening socket
         is_master=True,
+        # The ranks come later; waiting for them here would leave nobody to supervise them.
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout),
         master_listen_fd=listener.detach(),
@@ -113,12 +118,13 @@ def _serve(listener: socket.socket, address: tuple[str, int], timeout: float) ->
 
 
 def _host(address: tuple[str, int], secret: str) -> None:
-    """Keep a board for the machines, in a process of its own: its threads must not be forked, and it serves every
-    launch, since another machine may be at the next one already."""
+    """Keep a board for the machines."""
     if address in _hosts:
         return
     listener = _bound(address)
     parent = os.getpid()
+    # In a process of its own: its threads must not be forked with ranks, and it serves every launch, since another
+    # machine may be at the next one already.
     pid = os.fork()
     if pid == 0:
         _serve_forever(listener, secret, parent)
@@ -131,6 +137,7 @@ def _bound(address: tuple[str, int]) -> socket.socket:
     deadline = time.monotonic() + _BIND_TIMEOUT
     while True:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # Closed connections of a session before would otherwise hold the address for a minute (TIME_WAIT).
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
@@ -138,7 +145,8 @@ def _bound(address: tuple[str, int]) -> socket.socket:
             listener.close()
             if time.monotonic() > deadline:
                 raise OSError(f"machine 0 cannot listen at {address[0]}:{address[1]}: {error}") from error
-            time.sleep(0.2)  # the store of a previous session may be about to end
+            # The store of a previous session may be about to end.
+            time.sleep(0.2)
         else:
             listener.listen(128)
             return listener

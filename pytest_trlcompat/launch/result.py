@@ -128,6 +128,7 @@ class RankResult:
         from pytest_trlcompat.accelerator import artefacts
 
         printed = artefacts.printed_in(self.stderr)
+        # Only a signal that nobody here has sent is a crash.
         if printed is not None or self.exit_status >= 0 or self.ended_by_launcher is not None:
             return printed
         return artefacts.of_crash(describe_exit(self.exit_status), self.stderr)
@@ -171,9 +172,10 @@ class LaunchResult:
         """The first failure by time.
 
         Ranks that only noticed another one's end come after those that failed by themselves, and last come those that
-        the launcher ended: a killed rank may be seen by the others before its own end is.
+        the launcher ended.
         """
         failed = [rank for rank in self.ranks if not rank.ok]
+        # Not by time alone: others may notice the end of a killed rank before it is reported itself.
         return min(
             failed, key=lambda rank: (rank.ended_by_launcher is not None, rank.noticed, rank.ended_at), default=None
         )
@@ -230,6 +232,7 @@ class LaunchResult:
                 lines.append(rank.describe() + self._left_early(rank, cause))
                 if rank.failure is not None and not _same(rank.failure, cause.failure):
                     lines.append(rank.failure.traceback.rstrip())
+        # After a timeout, the output of any of them may say why.
         shown = self.ranks if self.timed_out else (cause,)
         for rank in shown:
             for name in ("stdout", "stderr"):

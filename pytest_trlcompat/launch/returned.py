@@ -46,10 +46,8 @@ def rank_result(report: RankReport, first: int) -> RankResult:
 
 
 def of_one_accord(ranks: Sequence[RankResult]) -> list[RankResult]:
-    """The ranks; if all succeeded but built different engines, one of them is made a failure.
-
-    A rank whose function failed has its own error, and may have built fewer.
-    """
+    """The ranks; if all succeeded but built different engines, one of them is made a failure."""
+    # A rank whose function failed has its own error, and may have built fewer.
     if not all(rank.ok for rank in ranks):
         return list(ranks)
     difference = proof.disagreement({rank.rank: rank.proof for rank in ranks})

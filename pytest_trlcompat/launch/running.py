@@ -143,6 +143,7 @@ def _run_inner(starts: nested.Starts, inner: Program, failed: list[Exception]) -
         return 1
     finally:
         starts.running = outer
+        # First those that the inner program has imported, so that the outer one's of the same names come back.
         for name in _users_modules(starts.path):
             del sys.modules[name]
         sys.modules.update(aside)
@@ -151,14 +152,12 @@ def _run_inner(starts: nested.Starts, inner: Program, failed: list[Exception]) -
 
 
 def _is_beneath(file: str, folders: tuple[str, ...], installed: tuple[str, ...]) -> bool:
+    # Compiled modules are none of them: no process can import one twice.
     return file.endswith(".py") and file.startswith(folders) and not file.startswith(installed)
 
 
 def _users_modules(path: Sequence[str]) -> dict[str, ModuleType]:
-    """Modules from folders that a program has on its path beside those of the launch, ``path``.
-
-    Not compiled ones, which no process can import twice, and not what the server had imported before.
-    """
+    """Modules from folders that a program has on its path beside those of the launch, ``path``; not compiled ones."""
     installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
     folders = tuple(os.path.join(os.path.abspath(entry), "") for entry in sys.path if entry not in path)
     modules = {}
@@ -180,6 +179,7 @@ def _execute(program: Program, starts: nested.Starts) -> int:
             sys.path.insert(0, program.folder)
             # The server may have imported it, which a new interpreter has not: runpy would warn of that.
             sys.modules.pop(program.target, None)
+            # alter_sys makes it sys.modules["__main__"], where pickle looks for its classes, as run_path always does.
             runpy.run_module(program.target, run_name="__main__", alter_sys=True)
         else:
             sys.path.insert(0, str(Path(program.target).resolve().parent))
@@ -229,6 +229,7 @@ def _exit_handlers(nested: bool = False) -> Iterator[None]:
         unregister(function)
 
     before = set(threading.enumerate()) if nested else set()
+    # Where a library has imported register by its name, its handlers do not run: a rank ends without them.
     atexit.register, atexit.unregister = record, forget  # type: ignore[assignment]
     try:
         yield

@@ -21,8 +21,11 @@ __all__ = ["main"]
 
 def main(descriptor: int) -> None:
     """Serve the client at ``descriptor`` until it closes its side."""
+    # Before the first fork: what a rank leaves behind then becomes a child of this process, which ends it.
     _processes.adopt_orphans()
     client = socket.socket(fileno=descriptor)
+    # It came here by pass_fds, so it is inheritable: a program that a rank starts would keep this end open, and the
+    # test process would not learn that the server has died.
     client.set_inheritable(False)
     try:
         _serve(client, _prepare(protocol.receive(client), client))
@@ -33,9 +36,11 @@ def main(descriptor: int) -> None:
 def _prepare(hello: dict[str, Any], client: socket.socket) -> dict[str, Any]:
     """Import the stack; return what this added to the path and the environment, which the ranks need too."""
     environment = dict(os.environ)
+    # Entry by entry that of the test process; the one from the command line has absolute paths.
     sys.path[:] = hello["sys_path"]
     try:
         with import_variables.recorded() as read:
+            # Before the stack, which looks for devices while it is imported.
             if hello["device"] == "software":
                 from pytest_trlcompat import accelerator
 

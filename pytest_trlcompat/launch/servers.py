@@ -60,9 +60,11 @@ class Servers:
         key = self._key(spec.device, variables)
         try:
             return self._server(key, lambda: variables).launch(spec)
+        # It has only declined this launch, and waits for the next.
         except Refused:
             raise
-        except BaseException:  # also on Ctrl-C: the next launch would otherwise receive the report of this one
+        # Also on Ctrl-C: the next launch would otherwise receive the report of this one.
+        except BaseException:
             self._forget(key)
             raise
 
@@ -75,6 +77,7 @@ class Servers:
 
     def _key(self, device: str, variables: Mapping[str, str]) -> ServerKey:
         """The server for a launch: the device's own, or one whose imports have read other variables than its."""
+        # Only a server's own imports tell which variables they read, so the device's own is started in any case.
         first = self._server((device, frozenset()), functools.partial(self._environment, device))
         return device, import_variables.differing(first.read, first.environment, variables)
 
@@ -94,6 +97,7 @@ class Servers:
             modules = ("coverage",) if is_measured() else self._preload
             self._servers[key] = server = Server(device, MAX_WORLD_SIZE, environment(), modules)
             self.preloaded |= {name: seconds for name, seconds in server.preloaded.items() if name in self._preload}
+        # To the end, since the order is that of their last use, by which room is made.
         self._servers[key] = server = self._servers.pop(key)
         return server
 

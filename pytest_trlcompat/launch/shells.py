@@ -93,6 +93,7 @@ class _Reader:
                 self._add(self._until("'"))
             elif character == '"':
                 self._quoted()
+            # Within a word it begins no comment.
             elif character == "#" and self.word is None:
                 while self.position < len(self.text) and self.text[self.position] != "\n":
                     self.position += 1
@@ -140,6 +141,7 @@ def commands(text: str, variables: Mapping[str, str], arguments: Sequence[str] =
         variables: around the text; those that it sets itself are added.
         arguments: what ``$@`` and ``$*`` are.
     """
+    # Here-documents are no commands, but their lines count.
     known = dict(variables)
     reader = _Reader(_HEREDOC.sub(lambda match: match[3] + "\n" * (match[0].count("\n") - 1), text))
     words: list[str] = []
@@ -148,15 +150,19 @@ def commands(text: str, variables: Mapping[str, str], arguments: Sequence[str] =
     for line, token, is_operator in reader.tokens():
         if is_operator and token in "<>":
             is_file = True
+            # In 2>file the number is a descriptor and no word.
             if words and words[-1].isdigit():
                 words.pop()
         elif is_operator and not (is_file and token == "&"):  # 2>&1
             is_file = False
             if words:
+                # The reader has already counted the line feed that ends the command.
                 yield from _command(line - (token == "\n"), words, known, arguments)
             words = []
         elif is_file:
+            # The word after the operator is the file's name; the second half of >> is not.
             is_file = is_operator
+        # Keywords are such only where a command begins.
         elif words or token not in _KEYWORDS:
             words.append(token)
     if words:
@@ -186,6 +192,7 @@ def _expanded(word: str, known: Mapping[str, str], arguments: Sequence[str]) -> 
         return known.get(name, match[3] or "")
 
     text = _VARIABLE.sub(value, word)
+    # As a shell splits what a variable holds; that there were quotation marks is no longer known here.
     is_split = text != word and _ASSIGNMENT.match(word) is None
     return text.split() if is_split else [text]
 
@@ -227,10 +234,12 @@ def _of_shell(words: tuple[str, ...], around: Surroundings) -> Text | None:
             del rest[:1]
         elif not word.startswith("--"):
             is_line = is_line or "c" in word
+            # In -eo pipefail the cluster's last letter takes the next word.
             if word[-1] in "oO":
                 del rest[:1]
     if not rest:
         return None
+    # The word after the line is $0.
     if is_line:
         return Text("", rest[0], tuple(rest[2:]), is_line=True)
     return _read(around.path / rest[0], tuple(rest[1:]))

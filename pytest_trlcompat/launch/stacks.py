@@ -28,6 +28,7 @@ class Frame:
         parts = PurePath(self.file).parts
         ours = any(parts[index : index + 2] == _OURS for index in range(len(parts)))
         installed = any(part in _FOREIGN for part in parts) or any(part.startswith("python3.") for part in parts)
+        # Files of code that has none: <string>, <frozen importlib._bootstrap>.
         return not (ours or installed or self.file.startswith("<"))
 
     def __str__(self) -> str:

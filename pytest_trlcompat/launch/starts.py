@@ -58,4 +58,5 @@ class Starts:
         """Raises: NestedLauncherError, and keeps the first."""
         error = NestedLauncherError(text)
         self.refused = self.refused or error
+        # Its text has what it follows from, where it is raised while another error is handled.
         raise error from None

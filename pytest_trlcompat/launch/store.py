@@ -24,8 +24,8 @@ _MODULE, _HANDLERS = "torch.distributed.rendezvous", "_rendezvous_handlers"
 def use_file(path: str) -> None:
     """Have ``env://``, at which every library meets that names no address, take its store from files at ``path``.
 
-    Each process group that is initialised that way after another was destroyed has a file of its own, since keys of the
-    first would be taken for its own. Where there is no ``torch.distributed``, nothing is done.
+    Each process group that is initialised that way after another was destroyed has a file of its own. Where there is no
+    ``torch.distributed``, nothing is done.
 
     Raises:
         RuntimeError: this torch keeps its handlers elsewhere, and would open a port.
@@ -36,6 +36,7 @@ def use_file(path: str) -> None:
         return
     if not torch.distributed.is_available():
         return
+    # Not register_rendezvous_handler, the public way: it refuses a scheme that torch has registered already.
     handlers = getattr(importlib.import_module(_MODULE), _HANDLERS, None)
     if not isinstance(handlers, dict) or "env" not in handlers:
         raise RuntimeError(
@@ -45,13 +46,16 @@ def use_file(path: str) -> None:
     numbers, torch_handler = itertools.count(), handlers["env"]
 
     def from_file(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+        # torch moves rank= and world_size= of init_process_group into the query, where they come before the variables.
         query = dict(parse_qsl(urlparse(url).query))
         rank, world_size = (query.get(name, os.environ.get(name.upper())) for name in ("rank", "world_size"))
         if not rank or not world_size:
             yield from torch_handler(url, **options)  # says which variable is missing
             return
+        # A number for each group, which would take the keys of the one before for its own.
         store = torch.distributed.FileStore(f"{path}-{next(numbers)}", int(world_size))
         yield store, int(rank), int(world_size)
+        # As torch's own handlers: whoever asks their iterator again gets this instead of a second store.
         raise RuntimeError("env:// cannot meet again in the same store")
 
     handlers["env"] = from_file

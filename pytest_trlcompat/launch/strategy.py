@@ -146,6 +146,7 @@ def check_present(chosen: Strategy, versions: Mapping[str, str]) -> None:
     """
     for need in chosen.family.needs:
         version = versions.get(need.package)
+        # A launch does not know its trainer, so it cannot judge a need that some trainers do not have.
         if version is None or need.except_for or stack.satisfied({need.package: f">={need.since}"}, versions):
             continue
         raise StrategyAbsent(
@@ -191,7 +192,8 @@ def from_accelerate(config: Mapping[str, Any], path: Path, launch: AccelerateLau
     if problems := list(problems_of_accelerate(config)):
         raise StrategyError(f"{path} cannot be honoured: {'; '.join(problems)}")
     kind = str(config.get("distributed_type", "NO")).upper()
-    kind = "NO" if kind == "FALSE" else kind  # what YAML makes of NO without quotes; Accelerate goes on as with NO
+    # What YAML makes of NO without quotes; Accelerate goes on as with NO.
+    kind = "NO" if kind == "FALSE" else kind
     size = int(config["num_processes"]) if config.get("num_processes") is not None else None
     with_section = {family.accelerate_type: family for family in families() if family.section}
     if kind in with_section:

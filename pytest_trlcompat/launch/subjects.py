@@ -34,6 +34,7 @@ class Subjects:
         self._engines = itertools.count()
         # The names that FSDP1 keeps are those below the unit, which are the same in each layer: hence the number.
         self._unit_numbers = itertools.count()
+        # Weak keys, so that the units of a model that is gone do not stay alive.
         self._units: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     @classmethod
@@ -107,7 +108,9 @@ class Subjects:
         model = f" (engine {number})" if number else ""
         for name, parameter in engine.module.named_parameters():
             if hasattr(parameter, "ds_id"):
+                # A parameter that several engines share keeps the name by the first.
                 self._names.setdefault(parameter.ds_id, f"{name}{model}")
+        # Texts that were made before these names were known.
         self._lists.clear()
 
     def _watch_coalesced(self, init: Any, parameter: Any, *args: Any, **kwargs: Any) -> None:
@@ -131,9 +134,10 @@ class Subjects:
         return f"the parameters {self._listed(parameters)}"
 
     def _listed(self, parameters: Iterable[Any]) -> str:
-        """The same text for the same parameters; made once, since a training gathers them at each step."""
+        """The same text for the same parameters."""
         parameters = tuple(parameters)
         ids = tuple(parameter.ds_id for parameter in parameters)
+        # Made once, since a training gathers the same parameters at each step.
         if ids not in self._lists:
             self._lists[ids] = listed(map(self._name, parameters))
         return self._lists[ids]

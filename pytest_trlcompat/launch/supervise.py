@@ -50,7 +50,9 @@ def supervise(ranks: Ranks, timeout: float, debugged: int | None = None) -> bool
             failed_at = now
         if failed_at is not None and now > failed_at + _GRACE and debugged in (None, failed):
             ranks.end(f"rank {failed} had failed and this one did not end by itself")
+        # Asked again, since listen may have just seen the last one end: that is no timeout.
         if now > deadline and ranks.running():
+            # Before they are ended: a killed rank can no longer tell where it was.
             ranks.dump_stacks()
             ranks.end(f"the launch's timeout of {timeout:g} s passed")
             return True

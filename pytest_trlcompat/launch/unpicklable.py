@@ -29,6 +29,7 @@ def find(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def _search(where: str, value: Any) -> str:
+    # By identity, since an object may lead back to itself, and need not be hashable.
     seen = {id(value)}
     for _ in range(_DEPTH):
         for step, part in _parts(value):
@@ -83,6 +84,7 @@ def _globals_of(code: types.CodeType, function: types.FunctionType) -> list[str]
 def _can_be_pickled(value: Any) -> bool:
     try:
         cloudpickle.dumps(value)
+    # Anything may be raised here, since objects have code of their own that pickles them.
     except Exception:
         return False
     return True

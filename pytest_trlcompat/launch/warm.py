@@ -31,6 +31,7 @@ _START_TIMEOUT = 600.0
 # Time for the server after a launch's own timeout: to dump stacks, end the ranks and collect their output.
 _ANSWER_MARGIN = 30.0
 _STOP_TIMEOUT = 5.0
+# The path comes first, since the package itself may be found by the test process's alone, as in a checkout.
 _CODE = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
     "from pytest_trlcompat.launch.server import main; main(int(sys.argv[1]))"
@@ -65,10 +66,13 @@ class Server:
     ) -> None:
         self._mark = uuid.uuid4().hex
         self.environment = dict(environment)
+        # Undone in reverse where the system refuses the process or a descriptor; kept where it starts.
         with contextlib.ExitStack() as refused:
             self._log: IO[bytes] = refused.enter_context(tempfile.TemporaryFile(dir=environment.get("TMPDIR")))
             self._channel, theirs = socket.socketpair()
             refused.callback(self._channel.close)
+            # A test process may have closed its standard streams: one of their numbers would be replaced in the server
+            # by its own.
             with socket.socket(fileno=_processes.beyond_standard(theirs.detach())) as theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", _CODE, str(theirs.fileno()), _json_path()],
@@ -77,7 +81,8 @@ class Server:
                     stdin=subprocess.DEVNULL,
                     stdout=self._log,
                     stderr=self._log,
-                    start_new_session=True,  # Ctrl-C reaches the test process, which ends the server
+                    # Ctrl-C then reaches the test process alone, which ends the server.
+                    start_new_session=True,
                 )
             refused.pop_all()
         hello = {
@@ -115,15 +120,13 @@ class Server:
         return report
 
     def stop(self) -> None:
-        """Close the connection, which makes the server end its ranks and exit; kill it if it does not.
-
-        A second Ctrl-C shortens the waiting, but everything is still ended.
-        """
+        """Close the connection, which makes the server end its ranks and exit; kill it if it does not."""
         self._channel.close()
         try:
             self._process.wait(timeout=_STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._kill()
+        # A second Ctrl-C shortens the waiting, but everything is still ended.
         except BaseException:
             self._kill()
             raise
@@ -136,6 +139,7 @@ class Server:
     def _kill(self) -> None:
         with _processes.ignore_signals():
             with contextlib.suppress(ProcessLookupError, PermissionError):
+                # It leads a process group, since it was started in a session of its own.
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             _processes.kill_marked(f"{MARK}={self._mark}")
@@ -150,6 +154,7 @@ class Server:
         except TimeoutError as error:
             raise LaunchError(f"the launch server did not {what} within {limit:g} s\n{self._log_tail()}") from error
         except (EOFError, OSError, pickle.UnpicklingError) as error:
+            # The connection ends before the process has, and how that ended is part of the text.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=_STOP_TIMEOUT)
             raise LaunchError(

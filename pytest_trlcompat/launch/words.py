@@ -82,6 +82,7 @@ def launcher_words(words: Sequence[str]) -> LauncherWords | None:
             return LauncherWords(_LAUNCHER_MODULES[module], rest, module == "torch.distributed.launch")
         if module in _ACCELERATE_MODULES:
             name = "accelerate"
+        # An installed command given to the interpreter by its file: python /path/to/bin/torchrun.
         elif python.kind == "script" and not python.target.endswith(".py"):
             name = os.path.basename(python.target)
     if name == "accelerate" and rest[:1] == ("launch",):
@@ -104,6 +105,7 @@ def python_words(words: Sequence[str]) -> PythonWords | None:
     rest, options = list(words[1:]), list[str]()
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
+        # The only long option of Python's that takes a value.
         if word == "--check-hash-based-pycs":
             options += [word, *rest[:1]]
             del rest[:1]

@@ -138,6 +138,7 @@ class _Wrapper:
     shows: str = ""
     subcommand: str = ""
     has_scripts: bool = False
+    # A lambda, since _plain is defined below.
     read: Callable[[_Options, Surroundings], Inner | None] = field(
         default=lambda options, around: _plain(options, around)
     )
@@ -188,7 +189,9 @@ def _timeout(options: _Options, around: Surroundings) -> Inner | None:
         number = int(name) if name.isdigit() else int(signal.Signals[f"SIG{name.removeprefix('SIG')}"])
     except KeyError:
         return Inner(options.rest[1:], around, problem=f"{name} is no signal")
+    # With --preserve-status it is the command's own, which the signal ended; SIGKILL ends timeout as well.
     is_killed = number == signal.SIGKILL or options.has("-p --preserve-status")
+    # A duration of 0 switches timeout off.
     deadline = Deadline(seconds, 128 + number if is_killed else _TIMED_OUT) if seconds else None
     return Inner(options.rest[1:], around, deadline)
 
@@ -213,6 +216,7 @@ def _of_virtual_env(options: _Options, around: Surroundings) -> Inner | None:
 
 
 def _hatch(options: _Options, around: Surroundings) -> Inner | None:
+    # hatch run ENVIRONMENT:COMMAND; without a colon the environment is called default.
     name, colon, first = options.rest[0].partition(":") if options.rest else ("", "", "")
     words = ((first,) if first else ()) + options.rest[1:] if colon else options.rest
     active = around.variables.get("HATCH_ENV_ACTIVE")

@@ -63,7 +63,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 def _run(
     session: pytest.Session, table: GroupTable, claim: Claim, members: dict[str, list[pytest.Item]]
 ) -> Claim | None:
-    """Run a group, and take the next one before its last test: pytest tears down what that one does not need."""
+    """Run a group, and take the next one before its last test."""
     items = members[claim.group.name]
     following: Claim | None = None
     claim.begins()
@@ -71,6 +71,7 @@ def _run(
         if number < len(items):
             nextitem: pytest.Item | None = items[number]
         else:
+            # Now, since pytest tears down after the last test what the next one does not need.
             following = table.claim(table.groups or ())
             nextitem = members[following.group.name][0] if following else None
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)

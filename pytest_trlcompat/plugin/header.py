@@ -52,7 +52,7 @@ def line(installed: Mapping[str, str]) -> str | None:
     """``2 known issues affect this stack: grpo-logits-to-keep (wasteful), ...``; ``None`` if none does.
 
     It also says if the published sweep was not measured with the stack's torch. A stack that cannot be judged (without
-    trl, or with an invalid version) gets no line and no error, since the line is not requested.
+    trl, or with an invalid version) gets no line.
     """
     from pytest_trlcompat.catalog.regions import Projection
     from pytest_trlcompat.doctor.applicable import considered_strategies, summary
@@ -63,6 +63,7 @@ def line(installed: Mapping[str, str]) -> str | None:
         return None
     try:
         mentions = [Mention.of_version(package, version, "installed here") for package, version in installed.items()]
+    # Nobody has requested the line, so that it raises no error.
     except StackSpecError:
         return None
     spec = of_mentions(mentions, "installed here", complete=True)

@@ -103,13 +103,11 @@ def _is_ours(item: pytest.Item) -> bool:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Report invalid markers of ours as a collection error of the module, like one that cannot be imported.
-
-    A usage error would be the alternative, but pytest-xdist treats one in a worker as a crash.
-    """
+    """Report invalid markers of ours as a collection error of the module, like one that cannot be imported."""
     report = yield
     errors = _marker_errors(node for node in report.result if isinstance(node, pytest.Item))
     if errors:
+        # No usage error, since pytest-xdist treats one in a worker as a crash.
         report.outcome = "failed"
         report.longrepr = "\n".join(errors)
         report.result = []
@@ -147,7 +145,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _select_issues(config: pytest.Config, items: list[pytest.Item]) -> None:
     values = config.stash[settings.KEY]
     if not values.issue.value and values.subject.value is None:
-        return  # nothing is to be selected, and a marker of this name may be somebody else's
+        # Nothing is to be selected, and a marker of this name may be somebody else's.
+        return
     try:
         chosen, others = selection.deselect(items, values.issue.value, values.subject.value)
     except selection.IssueError as error:

@@ -122,7 +122,8 @@ class Judge:
             finding = Finding(Verdict.UNTESTABLE, {"reason": str(reason)})
         except LaunchError as error:
             finding = self._failed(error)
-        except Exception as error:  # the suite's own, which is no verdict, unless an artefact has led to it
+        # The suite's own error, which is no verdict unless an artefact has led to it.
+        except Exception as error:
             artefact = _met_by(error)
             if artefact is None:
                 raise
@@ -147,9 +148,10 @@ class Judge:
         return record
 
     def _write(self, results: Path, record: Record) -> None:
-        """Where the verdict cannot be written, further ones could not be either: the session ends."""
+        """Append the verdict, or end the session."""
         try:
             append_record(results, record)
+        # Further verdicts could not be written either.
         except OSError as error:
             pytest.exit(
                 f"the verdict of {record.issue} ({record.subject}, {record.strategy}) cannot be written to {results}: "

@@ -34,7 +34,8 @@ class DeepSpeed(Family):
     """ZeRO: stage 1 shards the optimizer's state, 2 gradients too, 3 parameters too. Settings are DeepSpeed's own."""
 
     names = ("zero1", "zero2", "zero3")
-    alike = ("zero1",)  # DeepSpeed has one optimizer for stages 1 and 2
+    # DeepSpeed has one optimizer for stages 1 and 2.
+    alike = ("zero1",)
     position = 30
     packages = ("deepspeed",)
     kind = "deepspeed"

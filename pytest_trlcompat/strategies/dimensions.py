@@ -25,7 +25,8 @@ def parts_of(label: str) -> tuple[str, tuple[str, ...], str]:
     return base, tuple(words[:number]), "-".join(words[number:])
 
 
-@cache  # an answer of the doctor asks this thousands of times, about some dozens of labels
+# An answer of the doctor asks this thousands of times, about some dozens of labels.
+@cache
 def without_variant(label: str) -> str:
     """The name of the strategy: ``fsdp1`` of ``fsdp1-no_shard``."""
     base, dimensions, _ = parts_of(label)

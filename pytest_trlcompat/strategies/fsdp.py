@@ -39,7 +39,8 @@ class FSDP(Family):
     defaults: ClassVar[Mapping[str, Any]]
     is_made_of_parts = True
     accelerate_type = "FSDP"
-    has_type_at_first = False  # until there is an Accelerator, it cannot be distinguished from DDP
+    # Until there is an Accelerator, it cannot be distinguished from DDP.
+    has_type_at_first = False
     section = "fsdp_config"
     flag = "use_fsdp"
 
@@ -106,7 +107,8 @@ class FSDP1(FSDP):
 
     def required(self, name: str, settings: Settings | None, world_size: int) -> dict[str, Any]:
         """The sharding strategy, which settings have by name or by number, as PyTorch names it."""
-        if world_size == 1:  # FSDP then shards nothing, whatever it is asked
+        # FSDP then shards nothing, whatever it is asked.
+        if world_size == 1:
             return {}
         # PyTorch's own name for one of them begins so: _HYBRID_SHARD_ZERO2.
         text = str((settings or {})["sharding_strategy"]).upper().removeprefix("_")
@@ -118,6 +120,7 @@ class FSDP1(FSDP):
         if handle is None:  # a root whose parameters all belong to nested units
             return
         flat = handle.flat_param
+        # Until the first forward pass has set it, the flat parameter itself is this rank's part.
         sharded = getattr(flat, "_local_shard", flat)
         entry["local"] += sharded.numel()
         entry["total"] += int(flat._unpadded_unsharded_size.numel())

@@ -196,6 +196,7 @@ def _learned(run: dict[str, Any]) -> bool:
 
 def _disagrees(name: str, run: dict[str, Any], group: Mapping[str, dict[str, Any]]) -> bool:
     """Whether checkpointing was not on, or changed the gradients."""
+    # A name of a variant says what is passed and, after a comma, how it is checkpointed.
     plain = name.partition(",")[0]
     if plain == name:
         return bool(run["checkpointing"] != "off")

@@ -23,6 +23,7 @@ def smallest(setting: Mapping[str, Any], differs: Callable[[Mapping[str, Any]], 
         part = {name: value for name, value in setting.items() if name in chosen}
         return Answer.BAD if differs(part) else Answer.GOOD
 
+    # It differs without any value as well, so that none of them is to blame.
     if not setting or test(frozenset()) is Answer.BAD:
         return {}
     names = ddmin(list(setting), test, Answer.BAD)

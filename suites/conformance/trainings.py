@@ -112,6 +112,7 @@ class ConformanceTrainings:
         for number, difference in enumerate(result["differences"]):
             stage, where = difference["stage"], difference["where"]
             shown = any(pattern.matches(stage, setting, where) for pattern in issue.differences)
+            # Where this issue is predicted, the difference is its own, whichever other one could explain it too.
             if shown and (
                 is_silent or not explained([difference], setting, subject, label, stack.installed(), others)[0]
             ):
@@ -155,6 +156,7 @@ class ConformanceTrainings:
         result = self._launched(trainer, subject, row.strategy, settings, partly, row.name)
         if result.get("lacking"):
             raise Untestable(result["lacking"])
+        # A result that tells none of these would pass for a training that is right.
         told = ("failure", "unknown", "refused_with", "differences", "compared")
         if not any(result.get(name) for name in told):
             result = {**result, "failure": "AssertionError: nothing of this training was compared with the reference"}
@@ -211,6 +213,7 @@ class ConformanceTrainings:
 
         tried = in_turn(settings, launched)
         failures = {name: distinct(rank["failure"] for rank in training.ranks) for name, training in tried.items()}
+        # Releases whose Trainer prepares its model alone cannot train under FSDP2; their failure tells.
         if strategy == "fsdp2":
             failure = next((texts[0] for texts in (failures[name], *failures.values()) if texts), None)
             built_as_asked(strategy, next((training.engines for training in tried.values()), {}), failure)
@@ -222,7 +225,8 @@ class ConformanceTrainings:
     def _shows(self, trainer: str, subject: str, row: rows.Row, setting: Mapping[str, Any], stage: str) -> bool:
         try:
             result = self._launched(trainer, subject, row.strategy, {"part": setting}, ["part"], "part")
-        except LaunchError:  # what the reference itself refuses: one value of a setting may need another
+        # The reference itself may refuse a part of a setting: one value may need another.
+        except LaunchError:
             return False
         return any(difference["stage"] == stage for difference in result["differences"])
 

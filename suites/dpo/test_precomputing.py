@@ -124,9 +124,11 @@ def _of_precomputed(
         raise Absent("DPO refuses precompute_ref_log_probs under ZeRO-3 until 0.28, and says so")
     if failed := failure_of(issue, failures.first):
         return Finding(failed, {"failures": failures.first, **failures.of_other_ranks})
+    # Otherwise the log-probabilities of the other reference model would pass as well.
     assert max(map(_distance, *(reference_logps["chosen"] for reference_logps in expected))) > SIGNIFICANT, expected
     evidence: dict[str, Any] = {"pairs": len(expected[0]["chosen"]), "largest_differences": []}
     for rank in result.values:
+        # A body that is given one reference model has asked the last of them.
         expected_of_rank = expected[-len(rank["found"]) :]
         evidence["largest_differences"].append(
             [

@@ -48,18 +48,20 @@ def test_evaluation(subject: str, judge: Judge, grpo_runs: Callable[..., LaunchR
 def test_loss_with_accumulation(subject: str, judge: Judge, grpo_runs: Callable[..., LaunchResult]) -> None:
     """An evaluation's loss divided by the accumulated gradients (trl 4010, 4669).
 
-    Right is: with gradient accumulation the loss of an evaluation is beta times its KL, since advantages cancel out in
-    each group; and an evaluation can come before training.
+    Right is: with gradient accumulation the loss of an evaluation is beta times its KL, and an evaluation can come
+    before training.
     """
 
     def measure() -> Finding:
         run = grpo_runs("single", subject, "single").values[0]["evaluating"]
+        # The evaluation before training has a test of its own.
         failures = {stage: text for stage, text in run["failures"].items() if stage != "evaluate_before"}
         failed = failure_of(judge.issue.id, failures)
         if failed:
             return Finding(failed, {"failures": failures})
         losses = [entry["eval_loss"] for entry in run["logs"]["train"] if "eval_loss" in entry]
-        # Of the corrected trainer, since upstream's KL may be that of other rows: grpo-eval-metrics.
+        # Advantages cancel out in each group, which leaves the KL term of the loss. It is the corrected trainer's:
+        # upstream's KL may be that of other rows (grpo-eval-metrics).
         right = grpo_runs("single", "corrected", "single").values[0]["evaluating"]
         expected = [right["beta"] * entry["eval_kl"] for entry in right["logs"]["train"] if "eval_kl" in entry]
         evidence = {"eval_losses": losses, "beta_times_kl": expected}

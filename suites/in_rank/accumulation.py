@@ -29,6 +29,7 @@ _SETTINGS: Mapping[str, Any] = {
     "per_device_train_batch_size": ROWS,
     "gradient_accumulation_steps": ACCUMULATED,
     "max_steps": STEPS,
+    # Adam, and clipping, would hide a gradient of the wrong size.
     "optim": "sgd",
     "learning_rate": _LEARNING_RATE,
     "lr_scheduler_type": "constant",
@@ -73,7 +74,8 @@ def _trainer(subject: str, model: TinyModel, batches_of_rank: list[Rows]) -> Any
     class OwnLoss(transformers.Trainer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.model_accepts_loss_kwargs = False  # the loss is a mean, which Trainer is to divide
+            # The loss is a mean, which Trainer is to divide.
+            self.model_accepts_loss_kwargs = False
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             batches_of_rank.append(inputs["input_ids"].tolist())

@@ -38,7 +38,8 @@ def train(subject: str, model: TinyModel, folder: str, resuming: bool) -> dict[s
         trainer.train()
     measured: dict[str, Any] = {"failure": training.get("text"), "grad_norm": models.logged(trainer, "grad_norm")}
     if training:
-        with sharding.failure():  # a rank that leaves early takes its connections along
+        # A rank that leaves early takes its connections along.
+        with sharding.failure():
             trainer.accelerator.wait_for_everyone()
         return measured
     if not resuming:

@@ -56,6 +56,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "config": {"passed": "config"},
         "config, not reentrant": {"passed": "config", **NOT_REENTRANT},
     },
+    # Where the head learns as well, adapters that do not learn raise no error.
     "single-head": {
         "config": {"passed": "config", "head": True},
         "config, default": {"passed": "config", "head": True, **DEFAULT},
@@ -73,7 +74,8 @@ IN_ONE_PROCESS = ("single-one_forward", "single-biases", "single-whole")
 """The labels that are measured only with the corrected trainer, for comparison with others."""
 CHECKPOINTED = [label for label, group in VARIANTS.items() if any("," in variant for variant in group)]
 """The labels under which one variant is compared with another."""
-_LENGTH = grpo_trainings.COMPLETION_LENGTH  # of the completions that it puts in place of generated ones
+# That of the completions that fix_completions puts in place of generated ones.
+_LENGTH = grpo_trainings.COMPLETION_LENGTH
 _TARGETS = ["q_proj", "v_proj", "down_proj"]
 
 
@@ -188,11 +190,11 @@ def _watch_gradients(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, 
 
 
 def fill_adapter(parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Give every ``lora_A`` weights as PEFT draws them, but the same in every variant, and in the adapter that some
-    releases of TRL copy for the reference."""
+    """Give every ``lora_A`` weights as PEFT draws them, but the same in every variant."""
     import torch
 
     adapter = {name: parameter for name, parameter in parameters.items() if "lora_A" in name}
+    # By the place in the model, since some releases of TRL copy the adapter for the reference: it gets the same ones.
     places = sorted({name.partition("lora_A")[0] for name in adapter})
     with weights.gathered(adapter.values(), modifier_rank=0), torch.no_grad():
         for name, parameter in adapter.items():

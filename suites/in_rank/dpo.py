@@ -66,6 +66,7 @@ def _score(scorer: Any, words: Any, row: Mapping[str, str], side: str) -> float:
     ids = torch.tensor([[*prompt, *completion, words.eos_token_id]])
     with torch.no_grad():
         scores = scorer(input_ids=ids).logits[0, :-1].log_softmax(-1)
+    # The prompt's last token predicts the first of the completion.
     return float(scores.gather(-1, ids[0, 1:, None])[len(prompt) - 1 :].sum())
 
 
@@ -104,6 +105,7 @@ def held_parameters(subject: str, model: TinyModel, folder: Path) -> dict[str, A
         trainer = _built(subject, model, rows, None)
     if building:
         return {"failure": building["text"]}
+    # By identity: what the policy and a reference share is one and the same parameter.
     policy_sizes = {id(parameter): parameter.numel() for parameter in trainer.model.parameters()}
     modules = [attribute for attribute in vars(trainer).values() if isinstance(attribute, nn.Module)]
     held = {id(parameter): parameter.numel() for module in modules for parameter in module.parameters()}

@@ -101,13 +101,16 @@ def _config(name: str, **settings: Any) -> Any:
         "gradient_accumulation_steps": 1,
         "max_steps": STEPS,
         "beta": 0.5,
+        # At 1, nothing here depends on releases that score without it: that is the matter of grpo-temperature.
         "temperature": 1.0,
         "learning_rate": 2e-2,
         "lr_scheduler_type": "constant",
+        # TRL's default has become dapo, which divides by other counts of tokens (grpo-token-normalizer).
         "loss_type": "grpo",
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
+        # Newer releases of TRL turn this and gradient checkpointing on by default.
         "bf16": False,
         "gradient_checkpointing": False,
         "seed": 7,
@@ -129,15 +132,17 @@ def counted(rows: int) -> int:
     return rows // 2 if Version(metadata.version("trl")) < Version("0.15") else rows
 
 
+# Made once, since datasets hashes each that is made.
 @functools.cache
 def prompts(length: int = PROMPT_LENGTH) -> Any:
-    """Prompts of equal length, so that nothing is padded; made once, since a dataset is hashed for every one.
+    """Prompts of equal length, so that nothing is padded.
 
     Args:
         length: of each, in tokens.
     """
     from datasets import Dataset
 
+    # A vocabulary of 64 has 61 words, and three special tokens.
     texts = [" ".join(f"w{(row * 7 + column) % 61}" for column in range(length)) for row in range(16)]
     return Dataset.from_dict({"prompt": texts})
 
@@ -178,7 +183,8 @@ def fix_completions(vocab_size: int) -> list[torch.Tensor]:
         returned.append(torch.cat([generated[:, : prompts.shape[1]], tokens], dim=1))
         return returned[-1]
 
-    GenerationMixin.generate = fixed  # the rank is a process of its own and ends with the launch
+    # For good: the rank is a process of its own, and ends with the launch.
+    GenerationMixin.generate = fixed
     return returned
 
 

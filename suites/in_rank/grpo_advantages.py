@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["SCALES", "advantages"]
 
 SCALES = ("group", "batch", "none")
+# The deviations of the two groups and of the batch all differ, so that it shows where they are mixed up.
 REWARDS = (1.0, 3.0, 10.0, 20.0)
 """Of two groups of two."""
 _ADDED = 1e-4
@@ -52,7 +53,8 @@ def _measure(subject: str, model: TinyModel, scale: str) -> dict[str, Any]:
     except CureError as error:
         return {"absent": str(error)} if scale == "batch" else {"failure": artefacts.error_text(error)}
     except Exception as error:
-        if not seen:  # what fails later, in the loss, is not what is judged here
+        # What fails later, in the loss, is not what is judged here.
+        if not seen:
             return {"failure": artefacts.error_text(error)}
     if "advantages" not in seen[0]:
         return {"absent": "this release computes advantages within its loss"}

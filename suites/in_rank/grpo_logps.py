@@ -77,7 +77,8 @@ def _measure(subject: str, model: TinyModel, variant: Variant) -> dict[str, Any]
         head = trainer.model.get_output_embeddings()
         handle = head.register_forward_hook(lambda _module, _inputs, output: lengths.append(output.shape[1]))
         logps, ids = _ask_trainer(trainer, returned, lengths, model, variant)
-        materialised = max(lengths, default=0)  # 0: the head is never called as a module; 1.16 scores in chunks
+        # 0 where the head is never called as a module: trl 1.16 scores in chunks.
+        materialised = max(lengths, default=0)
         handle.remove()
         expected = _expected_logps(trainer.model, ids, variant.temperature)
         measured = {
@@ -195,7 +196,8 @@ def _listen_to_loss(trainer: Any, returned: list[Any], lengths: list[int]) -> tu
     finally:
         torch.gather = gather
     ids = returned[-1]
-    return torch.stack(rows[: ids.shape[0]]), ids  # the policy's rows come before the reference model's
+    # The policy's rows come before the reference model's.
+    return torch.stack(rows[: ids.shape[0]]), ids
 
 
 def _expected_logps(model: Any, ids: torch.Tensor, temperature: float) -> torch.Tensor:

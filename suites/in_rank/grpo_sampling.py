@@ -147,6 +147,7 @@ def _compare(model: Any, ids: torch.Tensor, probabilities: list[torch.Tensor]) -
     for position, sampled in enumerate(probabilities):
         right = logits[:, start + position - 1].softmax(-1)
         for row in range(ids.shape[0]):
+            # What a row draws after its end is padding, whatever was drawn.
             if _EOS not in ids[row, start : start + position].tolist():
                 errors.append((sampled[row] - right[row]).abs().max().item())
                 allowed = min(allowed, int((sampled[row] > 0).sum()))

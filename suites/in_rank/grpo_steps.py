@@ -38,6 +38,7 @@ ALONE: Mapping[str, Mapping[str, Any]] = {
     "bnpo": {"gradient_accumulation_steps": 2, "loss_type": "bnpo"},
     "dapo": {"gradient_accumulation_steps": 2, "loss_type": "dapo"},
     "num_iterations": {"gradient_accumulation_steps": 2, "num_iterations": 2},
+    # The two numbers differ, since grpo-token-normalizer scales gradients by their quotient.
     "steps_per_generation": {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "loss_type": "dapo"},
     "truncated": {"gradient_accumulation_steps": 2, "mask_truncated_completions": True, "loss_type": "dapo"},
 }
@@ -72,7 +73,8 @@ def _steps(subject: str, model: TinyModel, settings: dict[str, Any]) -> dict[str
         return {"absent": f"GRPOConfig of this release has no {', '.join(unknown)}"}
     with grpo_objective.learn_by_heart(model.vocab_size) as sampled:
         if os.environ.get("WORLD_SIZE", "1") != "1":
-            return _train(subject, model, settings, sampled)  # the launch describes every rank's failure better
+            # Not caught: the launch describes every rank's failure better.
+            return _train(subject, model, settings, sampled)
         try:
             return _train(subject, model, settings, sampled)
         except Exception as error:

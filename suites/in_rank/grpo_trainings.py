@@ -64,7 +64,8 @@ def training(subject: str, model: TinyModel, evaluate_first: bool = False, eval_
     direct["after"] = _direct(subject, trainer, trainer.model)
     stages.run("evaluate_after", trainer.evaluate)
     at_the_end = live_hooks(trainer.model)
-    direct["engine"] = _direct(subject, trainer, trainer.model_wrapped)  # last, since it may leave no hook behind
+    # Last, since it may leave no hook behind.
+    direct["engine"] = _direct(subject, trainer, trainer.model_wrapped)
     return {
         "failures": stages.failures,
         "hooks_in_generation": stages.hooks,
@@ -105,7 +106,8 @@ def _accumulating(subject: str, model: TinyModel, evaluating: bool) -> dict[str,
     stages = _Stages(trainer, seen)
     if evaluating:
         stages.run("evaluate_before", trainer.evaluate)
-        if stages.failures:  # a failed evaluation leaves metrics behind, which would count in the next
+        # A failed evaluation leaves metrics behind, which would count in the next.
+        if stages.failures:
             trainer = stages.trainer = _build(subject, model, seen, evaluating, **settings)
     stages.run("train", trainer.train)
     if evaluating:
@@ -180,9 +182,9 @@ def live_hooks(model: torch.nn.Module) -> int:
 def fix_completions(vocab_size: int, hooks: list[int] | None = None) -> None:
     """Let generation run for real, then put tokens in place of its own that depend on the prompt and its copy alone.
 
-    It runs for one token, since none of its own is kept. Those in their place are the same whatever the number of ranks
-    and the order of the prompts, and whether training was interrupted or not. The two copies of a prompt get different
-    completions, and so different rewards.
+    It runs for one token. Those in its place are the same whatever the number of ranks and the order of the prompts,
+    and whether training was interrupted or not. The two copies of a prompt get different completions, and so different
+    rewards.
 
     Args:
         hooks: grows, with every call, by the number of DeepSpeed's hooks that are alive during it.
@@ -196,7 +198,7 @@ def fix_completions(vocab_size: int, hooks: list[int] | None = None) -> None:
         prompts = inputs if inputs is not None else kwargs["input_ids"]
         if hooks is not None:
             hooks.append(live_hooks(self))
-        # A prompt may come back as several rows.
+        # For one token, since none of its own is kept. A prompt may come back as several rows.
         generated = generate(self, inputs, **grpo.with_generation_settings(kwargs, max_new_tokens=1))
         length = prompts.shape[1]
         member = torch.arange(generated.shape[0], device=generated.device)[:, None] % 2
@@ -204,7 +206,8 @@ def fix_completions(vocab_size: int, hooks: list[int] | None = None) -> None:
         key = generated[:, :length].sum(dim=1, keepdim=True) * 11 + (member + 1) * (17 + column * 5)
         return torch.cat([generated[:, :length], 3 + key % (vocab_size - 3)], dim=1)
 
-    GenerationMixin.generate = fixed  # the rank is a process of its own and ends with the launch
+    # For good: the rank is a process of its own, and ends with the launch.
+    GenerationMixin.generate = fixed
 
 
 class _Stages:

@@ -88,6 +88,7 @@ def train(subject: str, model: TinyModel, **settings: Any) -> dict[str, Any]:
         trainer = grpo.build_trainer(
             subject,
             model,
+            # Looked up later: the watch is made when the trainer knows its device.
             cls=_watching(subject, lambda: watch),
             arguments={"train_dataset": _prompts()},
             **{**_settings(), **settings},
@@ -139,7 +140,9 @@ def _watching(subject: str, watched: Callable[[], Watch | None]) -> type:
             assert watch is not None
             if not self._hooked:
                 self._hooked = True
+                # One object where nothing wraps the model.
                 for module in {id(wrapper): wrapper for wrapper in (self.model_wrapped, self.model)}.values():
+                    # Before the hooks of a strategy: what these gather belongs to the phase that begins.
                     module.register_forward_pre_hook(lambda *_: _policy_begins(watch), prepend=True)
                 watch_engine(watch, self.model_wrapped)
                 self.ref_model.register_forward_pre_hook(lambda *_: _reference_begins(watch), prepend=True)
@@ -191,7 +194,8 @@ def watch_generation(watch: Watch) -> None:
         finally:
             watch.generating = False
 
-    GenerationMixin.generate = watched  # the rank is a process of its own and ends with the launch
+    # For good: the rank is a process of its own, and ends with the launch.
+    GenerationMixin.generate = watched
 
 
 def _between_steps(watch: Watch) -> Any:

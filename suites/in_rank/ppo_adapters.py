@@ -23,8 +23,6 @@ def adapter_trainings(
 ) -> dict[str, dict[str, Any]]:
     """Train the same adapter once against each reference, in one process, and save it.
 
-    Under FSDP, TRL's own trainer gets the cure of ``ppo-fsdp-rollout``, so that what lies behind can be measured.
-
     Args:
         references: some of :data:`REFERENCES`. Only one under ZeRO-3, which partitions the models of a second trainer
             while they are loaded.
@@ -66,5 +64,6 @@ def _name_in_file(name: str) -> str:
 def _past_rollout(subject: str) -> type:
     from pytest_trlcompat.trainers import PPOFSDPMixin
 
+    # TRL's own trainer gets the cure of ppo-fsdp-rollout, another matter, so that what lies behind is measured.
     chosen = ppo.trainer_class(subject)
     return chosen if subject == "corrected" else type("PPOTrainer", (PPOFSDPMixin, chosen), {})

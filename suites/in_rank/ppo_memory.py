@@ -89,7 +89,8 @@ def _between_updates(watch: Watch) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             watch.enter("")
-            if not watch.rest:  # optimizers and libraries make their buffers in the first
+            # After the first update, in which optimizers and libraries make their buffers.
+            if not watch.rest:
                 watch.forget()
             gc.collect()  # what is unreachable is nobody's choice
             watch.rest = watch.device.memory_allocated()

@@ -37,6 +37,7 @@ def run(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
     trainer = None
     with stages("construct"):
         trainer = _build(subject, model, folder, stages)
+    # Past ppo-accelerate-state, so that what lies behind it can be measured.
     if trainer is None and subject == "upstream":
         with stages("construct_again"):
             trainer = _build(subject, model, folder, stages, before=_forget_accelerator_state)
@@ -50,7 +51,8 @@ def run(subject: str, model: TinyModel, folder: Path) -> dict[str, Any]:
         stages.save("workaround_gather", trainer, _gather_and_filter)
         stages.save("workaround_swap", trainer, _swap)
     if not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
-        with stages("config"):  # last, and not there: it resets what Accelerate knows of the strategy
+        # At the end, and not under an engine: it resets what Accelerate knows of the strategy.
+        with stages("config"):
             ppo.configure_after_grpo(subject)
     return {**stages.report(), "log": ppo.logged(trainer), **_moved(before, after)}
 
@@ -174,7 +176,8 @@ def _build(subject: str, model: TinyModel, folder: Path, stages: _Stages, **more
                 stages.saved["checkpoint"] = str(folder / f"checkpoint-{CHECKPOINT_STEP}")
 
         def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-            with stages("model_card"):  # on rank 0 alone: the others would wait for it in the checkpoint
+            # On rank 0 alone: were it raised, the others would wait for that in the checkpoint.
+            with stages("model_card"):
                 super().create_model_card(*args, **kwargs)
 
     return ppo.build_trainer(
@@ -231,12 +234,14 @@ def _reload(path: Path) -> dict[str, Any]:
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM
 
+    # The policy was kept by the name of the stage; Trainer names the folder by its step.
     folder = path if not path.name.startswith("checkpoint-") else path.with_name("checkpoint")
     expected = torch.load(folder.with_suffix(".pt"), weights_only=True)
     report: dict[str, Any] = {"tensors": len(expected), "equal": 0, "empty": 0, "failure": None}
     weights = path / "model.safetensors"
     if weights.is_file():
         with safe_open(weights, framework="pt") as file:
+            # What ZeRO-3 has partitioned and nobody gathered is saved with a size of 0.
             report["empty"] = sum(0 in file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
     try:
         loaded = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").state_dict()

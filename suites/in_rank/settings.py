@@ -207,8 +207,10 @@ def _build(
         max_steps=STEPS,
         optim="sgd",
         learning_rate=learning_rate,
-        max_grad_norm=0.5,  # below every gradient norm here, so that clipping matters
-        router_aux_loss_coef=0.0,  # that loss is no mean over rows: it depends on how they are dealt to ranks
+        # Below every gradient norm here, so that clipping matters.
+        max_grad_norm=0.5,
+        # That loss is no mean over rows: it depends on how they are dealt to ranks.
+        router_aux_loss_coef=0.0,
         bf16=setting.get("precision") == "bf16",
         **more,
     )
@@ -240,14 +242,16 @@ def _policy(model: TinyModel, setting: Mapping[str, str]) -> Any:
     name = name_in(vars(transformers.PretrainedConfig()), "dtype") or "dtype"
     quantized = {}
     if setting.get("adapter") in _QUANTISED:
-        torch.compiler.set_stance("force_eager")  # bitsandbytes compiles its operators, for minutes
+        # bitsandbytes compiles its operators, which takes minutes.
+        torch.compiler.set_stance("force_eager")
         quantized["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_compute_dtype=dtype,
             bnb_4bit_quant_storage=dtype,  # FSDP shards parameters of one dtype
         )
-        device = PartialState().device  # as PEFT asks for, with the index that Accelerate 1.6 needs
+        # As PEFT asks for it, with the index that Accelerate 1.6 needs.
+        device = PartialState().device
         quantized["device_map"] = {"": torch.device(device.type, device.index or 0)}
     policy = auto.from_pretrained(model.path, attn_implementation="eager", **{name: dtype}, **quantized)
     return policy.dequantize() if setting.get("adapter") == "dequantised" else policy

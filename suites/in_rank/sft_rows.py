@@ -49,5 +49,6 @@ def flattened(rows: Sequence[Sequence[int]], multiple: int | None) -> dict[str, 
     collator: Any = getattr(sft_trainer, "DataCollatorForLanguageModeling", None)
     if collator is None or "padding_free" not in inspect.signature(collator).parameters:
         return None
+    # Its first argument is the id of padding.
     batch = collator(0, padding_free=True, pad_to_multiple_of=multiple)([{"input_ids": [*row]} for row in rows])
     return {name: batch[name][0].tolist() for name in ("input_ids", "position_ids", "labels")}

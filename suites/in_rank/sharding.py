@@ -87,6 +87,7 @@ def train(
     part: dict[str, Any] = {}
     evaluate = super(type(trainer), trainer).evaluate  # past what ours adds
     if EVALUATION_OF_PART in measured:
+        # Two ranks hold more rows than there are prompts: grpo-eval-remainder.
         part = _evaluated(evaluate, grpo.prompts().select(range(2)))
     in_batches: dict[str, Any] = {}
     if EVALUATION_IN_BATCHES in measured:
@@ -124,12 +125,14 @@ def _prompts_of(rows: int) -> int:
 
 
 def _settings() -> dict[str, Any]:
-    """SGD, since Adam divides a gradient by itself: it hides a wrong scale, and blows up the rounding of a zero."""
+    """Of the ``GRPOConfig``."""
     return {
         "max_steps": STEPS,
+        # Adam divides a gradient by itself: it hides a wrong scale, and blows up the rounding of a zero.
         "optim": "sgd",
         "learning_rate": LEARNING_RATE,
-        "max_grad_norm": _MAX_GRAD_NORM,  # below every gradient norm here, so that clipping matters
+        # Below every gradient norm here, so that clipping matters.
+        "max_grad_norm": _MAX_GRAD_NORM,
         # One batch, on however many ranks: each call of generate has tokens of its own.
         "per_device_eval_batch_size": grpo.ROWS // int(os.environ.get("WORLD_SIZE", "1")),
         "sync_ref_model": True,
@@ -196,10 +199,7 @@ def failure() -> Iterator[dict[str, str]]:
 
 
 def _generate_greedily() -> list[torch.Tensor]:
-    """Make generation greedy, and return a list that grows by the new tokens of every call, ``(B, K)``.
-
-    Only the first call gives more than one: nobody looks at those of the later ones.
-    """
+    """Make generation greedy, and return a list that grows by the new tokens of every call, ``(B, K)``."""
     from transformers.generation import GenerationMixin
 
     generate: Callable[..., torch.Tensor] = GenerationMixin.generate
@@ -207,13 +207,15 @@ def _generate_greedily() -> list[torch.Tensor]:
 
     def greedy(self: Any, inputs: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
         prompts = inputs if inputs is not None else kwargs["input_ids"]
+        # Nobody looks at the tokens of later calls.
         length = 1 if tokens else GENERATED
         # top_k is greedy, and allowed with several sequences per prompt.
         ids = generate(self, inputs, **grpo.with_generation_settings(kwargs, top_k=1, max_new_tokens=length))
         tokens.append(ids[:, prompts.shape[1] :].cpu())
         return ids
 
-    GenerationMixin.generate = greedy  # the rank is a process of its own and ends with the launch
+    # For good: the rank is a process of its own, and ends with the launch.
+    GenerationMixin.generate = greedy
     return tokens
 
 

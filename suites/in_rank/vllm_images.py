@@ -141,6 +141,7 @@ def _publish(file: Path) -> None:
     """Name weights as published checkpoints of LLaVA do, which Transformers and vLLM read."""
     from safetensors.torch import load_file, save_file
 
+    # The first prefix that fits is taken, so that the longer one comes before.
     names = {
         "model.language_model.": "language_model.model.",
         "lm_head.": "language_model.lm_head.",

@@ -185,14 +185,13 @@ def _with_weights(path: str, weights: Mapping[str, torch.Tensor], takes_images: 
 
 @functools.cache
 def _network(path: str, takes_images: bool) -> Any:
-    """Built by its class: what ``from_pretrained`` and ``from_config`` build, ZeRO-3 partitions.
-
-    The parts of a vision model are built by ``from_config`` there, so that ZeRO-3 is hidden.
-    """
+    """A model of the folder's configuration, with weights that are to be replaced, and whole under ZeRO-3 too."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(path)
     config._attn_implementation = "eager"
     kind = transformers.AutoModelForImageTextToText if takes_images else transformers.AutoModelForCausalLM
+    # ZeRO-3 partitions what from_pretrained and from_config build. So the model is built by its class, and ZeRO-3 is
+    # hidden from the parts of a vision model, which are built by from_config all the same.
     with unittest.mock.patch("transformers.modeling_utils.is_deepspeed_zero3_enabled", return_value=False):
         return kind._model_mapping[type(config)](config).float().eval()

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Held",
-    "held",
-    "held_now",
     "of_plain",
     "outputs_of",
     "plain",
     "rows_of",
     "rows_returned",
+    "server_weights",
+    "server_weights_here",
     "watch_handing_over",
     "with_recorded",
 ]
@@ -38,20 +38,20 @@ class Held:
         return iter(self.tensors.items())
 
 
-def held(url: str, trainer: Any) -> Held | None:
-    """What the engine of a server holds now; ``None`` where it does not answer. Collective.
+def server_weights(url: str, trainer: Any) -> Held | None:
+    """The weights that a server's engine holds now; ``None`` where it does not answer. Collective.
 
     The main process asks, for all: it hands the weights over, and the others do not wait for that.
     """
     from accelerate.utils import broadcast_object_list
 
-    answers = [held_now(url) if trainer.accelerator.is_main_process else None]
+    answers = [server_weights_here(url) if trainer.accelerator.is_main_process else None]
     (tensors,) = broadcast_object_list(answers)
     return None if tensors is None else Held(tensors)
 
 
-def held_now(url: str) -> Mapping[str, torch.Tensor] | None:
-    """As :func:`held`, for this process alone."""
+def server_weights_here(url: str) -> Mapping[str, torch.Tensor] | None:
+    """As :func:`server_weights`, asked by this process and for it alone."""
     try:
         return engine_weights(url)
     except HTTPError:  # it answers, and could not save them
@@ -219,5 +219,6 @@ def watch_handing_over(client: Any, loaded: Sequence[Counter[str]]) -> None:
 def _check(handed: Sequence[tuple[str, torch.Tensor]], client: Any) -> None:
     freed = [name for name, tensor in handed if tensor.untyped_storage().size() == 0]
     if freed:
-        client.communicator.leave()  # or the server, and TRL's client with it, would wait for the rest
+        # Or the server, and TRL's client with it, would wait for the rest.
+        client.communicator.leave()
         raise RuntimeError(f"freed before it was sent: {', '.join(freed)}")

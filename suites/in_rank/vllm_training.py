@@ -43,13 +43,16 @@ __all__ = [
     "weights_alone",
 ]
 
+# Not 1, at which it would not be seen whether log-probabilities are those at the temperature.
 TEMPERATURE = 0.7
+# An engine that keeps its cache completes a prompt that comes again from keys and values of earlier weights.
 PROMPT_LENGTH = 37
 """Tokens of a prompt: two blocks of vLLM's prefix cache, which it keeps whole, and some."""
 RANK, SCALING = 4, 2.0
 REFUSED = "CureError: VLLMSyncMixin"
 """How a failure begins with which the cure has refused a training."""
 SAVED_STEP = 2
+# An evaluation hands over no weights, and the engine must have the policy's all the same.
 _EVALUATED: Mapping[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
 _MAX_LENGTH_WITH_IMAGES = 112
 _IMAGES: Mapping[str, Any] = {
@@ -68,6 +71,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "": _EVALUATED,
     "tied": _EVALUATED,
     "lora": _LORA,
+    # In bfloat16 frozen weights drift where an adapter is merged in place and taken out again.
     "lora_bf16": {**_LORA, "bf16": True, "dtype": "bfloat16"},
     "whole": {**_LORA, "adapter": "whole"},
     "rslora": {**_LORA, "adapter": "rslora"},

@@ -63,6 +63,7 @@ class Watch:
 def watch_training(trainer: Any, watch: Watch) -> None:
     """Keep in ``watch`` what passes by from now on."""
     server = watch.server
+    # What the last call of the engine saw, until the batch that is made of it can be compared.
     last: dict[str, Any] = {}
     if _asks_on_main(trainer, server):
         if trainer.accelerator.is_main_process:
@@ -100,20 +101,22 @@ def _watch_main(trainer: Any, watch: Watch) -> None:
     @functools.wraps(generate)
     def watched(prompts: Any, *args: Any, **kwargs: Any) -> Any:
         if server is None:
+            # Copies, since the next synchronisation writes into them.
             tensors = {name: parameter.detach().clone() for name, parameter in engine.named_parameters()}
             outputs = generate(prompts, *args, **kwargs)
             rows = vllm_server.rows_of(vllm_server.with_recorded(holder, outputs))
             watch.of_main.append((tensors, vllm_server.plain(rows)))
             return outputs
-        held = vllm_server.held_now(server)
-        if held is None:
+        # Before the server is asked for completions: what it generates with are the weights that it holds by now.
+        server_weights = vllm_server.server_weights_here(server)
+        if server_weights is None:
             watch.unanswered += 1
             return generate(prompts, *args, **kwargs)
         returned = generate(prompts, *args, **kwargs)
         if watch.looks_again:
-            held = vllm_server.held_now(server) or held
+            server_weights = vllm_server.server_weights_here(server) or server_weights
         rows = vllm_server.rows_returned(trainer.processing_class, prompts, kwargs.get("n", 1), returned)
-        watch.of_main.append((held, vllm_server.plain(rows)))
+        watch.of_main.append((server_weights, vllm_server.plain(rows)))
         return returned
 
     holder.generate = watched
@@ -139,6 +142,7 @@ def _watch_loading(engine: Any, watch: Watch) -> None:
 
     @functools.wraps(load)
     def counted(weights: Any) -> Any:
+        # They come as an iterator, which the engine has to read as well.
         tensors = list(weights)
         if watch.loaded:
             watch.loaded[-1].update(name for name, _ in tensors)
@@ -165,12 +169,13 @@ def _watch_synchronisation(trainer: Any, watch: Watch) -> None:
         before = weights.whole(trainer.model)
         watch.loaded.append(Counter())
         device = getattr(torch, trainer.accelerator.device.type)
-        held = device.memory_allocated()
+        allocated_before = device.memory_allocated()
         device.reset_peak_memory_stats()
         started = time.monotonic()
         returned = synchronise(*args, **kwargs)
         spent = time.monotonic() - started
-        extra = device.max_memory_allocated() - held
+        # Before the weights are gathered below, which takes as much again.
+        extra = device.max_memory_allocated() - allocated_before
         after = weights.whole(trainer.model)
         shapes = {
             name: tuple(expected.value.shape)
@@ -181,6 +186,7 @@ def _watch_synchronisation(trainer: Any, watch: Watch) -> None:
         for name, count in watch.loaded[-1].items():
             for part in vllm_engine.published(name, shapes.get(name, ())):
                 loaded[part] += count
+        # What a rank does not hand over, it does not miss either.
         if not hands_over:
             loaded.update(names)
         watch.synchronisations.append(
@@ -237,17 +243,17 @@ def _watch_server(trainer: Any, server: str, watch: Watch, last: dict[str, Any])
 
     @functools.wraps(generate)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        held = vllm_server.held(server, trainer)
-        if held is None:
+        server_weights = vllm_server.server_weights(server, trainer)
+        if server_weights is None:
             watch.unanswered += 1
             return generate(*args, **kwargs)
-        seen = _seen(trainer, watch, held, last)
+        seen = _seen(trainer, watch, server_weights, last)
         returned = generate(*args, **kwargs)
         if watch.rows is not None:
             asked = [vllm_images.digests(images) for images in kwargs["images"]]
             seen |= watch.rows.problems(asked, *returned[:2])
-        if watch.looks_again and (held := vllm_server.held(server, trainer)) is not None:
-            seen = _seen(trainer, watch, held, last)
+        if watch.looks_again and (weights_now := vllm_server.server_weights(server, trainer)) is not None:
+            seen = _seen(trainer, watch, weights_now, last)
         _answered(watch, seen, vllm_server.outputs_of(returned), last)
         return returned
 

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from .runs import PPORuns
 
 BY_ARGUMENT = {
+    # At DeepSpeed's default threshold a tiny model's parameters are never partitioned.
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
     "train_micro_batch_size_per_gpu": "auto",
     "zero_allow_untested_optimizer": True,
 }
+# In place of what a launch sets under this strategy, so that the argument alone asks for DeepSpeed.
 NOT_BY_THE_LAUNCHER = {"ACCELERATE_USE_DEEPSPEED": "false", "ACCELERATE_DEEPSPEED_CONFIG_FILE": "none"}
 
 

@@ -114,6 +114,7 @@ def test_gradient_accumulation(
         require_ppo()
         whole = launch_once(ppo_stages.accumulated, "corrected", saved_qwen2, 1, strategy="ddp")[0]
         parts = launch_once(ppo_stages.accumulated, subject, saved_qwen2, 2, strategy="zero2", options=UNCLIPPED)[0]
+        # Zeros of the same size: weights that have not moved.
         still = {name: bytes(len(data)) for name, data in whole.items()}
         evidence = {"moved_by": greatest_difference(whole, still), "off_by": greatest_difference(parts, whole)}
         assert evidence["moved_by"] > SIGNIFICANT
@@ -185,7 +186,8 @@ def test_memory(
             strategy=strategy,
             options=STRATEGIES[strategy],
             **({"world_size": 1} if strategy == "single" else {}),
-            sharded=False,  # a broken trainer fails before it has wrapped anything
+            # A broken trainer fails before it has wrapped anything.
+            sharded=False,
         )
         return judge_memory(strategy, result.values, "scoring")
 

@@ -78,6 +78,7 @@ def judge_setting(
     wrong = {}
     evidence: dict[str, Any] = {"dtypes": list(ranks[0]["dtypes"]), "checkpointing": list(ranks[0]["checkpointing"])}
     for key, values in expected_numbers.items():
+        # Rounded losses would hide how far apart neighbours are.
         unrounded = "losses" if key == "loss" else key
         spread = largest([0.0, *(_apart(neighbour[unrounded], expected_numbers[unrounded]) for neighbour in near)])
         assert math.isfinite(spread), f"{key} of a neighbour is not finite, so that no tolerance follows: {near}"
@@ -99,9 +100,8 @@ def judge_setting(
         spread = largest([0.0, *(_distance(names, movement, true_moves) for movement in movements)])
         assert math.isfinite(spread), f"{name} of a neighbour are not finite, so that no tolerance follows"
         allowed = MOVEMENT_TOLERANCE * _size(names, true_moves) + 1e-7 + FACTOR * spread
-        if expected["dtypes"] == [
-            "torch.bfloat16"
-        ]:  # a weight that stays in one process may step to the next number here
+        # A weight that stays in one process may step to the next number here.
+        if expected["dtypes"] == ["torch.bfloat16"]:
             allowed += 2 * BF16_ULP * max(_greatest(expected["initial"][weight]) for weight in names)
         if not off <= allowed:
             wrong[name] = {"off": off, "allowed": allowed, "moved": _size(names, true_moves)}

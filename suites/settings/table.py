@@ -75,6 +75,7 @@ class Row:
     @property
     def options(self) -> dict[str, Any]:
         """Of the strategy, as a launch takes them."""
+        # The strategies of a family, zero1 to zero3 say, have their options in common.
         chosen = (_OPTIONS.get((self.strategy[:4], value), {}) for value in self.values.values())
         return {name: option for options in chosen for name, option in options.items()}
 

@@ -52,6 +52,7 @@ class SettingTrainings:
         ranks, in_one_process = self.ranks_and_one_process(subject, row)
         finding = judge_setting(issue, ranks, in_one_process)
         if finding.verdict is Verdict.OK:
+            # Otherwise equal numbers would say nothing of a quantised base.
             quantised = {rank["quantised"] for rank in ranks}, {training["quantised"] for training in in_one_process}
             assert quantised == ({row.values["adapter"] == "qlora"}, {False}), quantised
             compiled = all(rank["compiled"] for rank in ranks) or not row.values["compile"]
@@ -83,8 +84,10 @@ class SettingTrainings:
         setting, rate = row.setting_of_one_process, settings.LEARNING_RATE
         if setting.get("precision") == "bf16_weights":
             rate = settings.LEARNING_RATE_OF_BF16
-            if row.strategy.startswith("zero"):  # it keeps a copy in float32, as mixed precision does
+            # DeepSpeed keeps a copy in float32, as mixed precision does.
+            if row.strategy.startswith("zero"):
                 setting = {**setting, "precision": "bf16"}
+        # In float32 the tolerances are fixed, and nothing is measured of neighbours.
         seeds = (0, *_NEIGHBOURS) if "precision" in setting and neighbours else (0,)
         alone = self.launches(
             settings.trainings_of_neighbours, subject, model, setting, seeds, rate, strategy="single"
@@ -98,7 +101,8 @@ class SettingTrainings:
             strategy=row.strategy,
             options=row.options,
             world_size=1 if row.strategy == "single" else WORLD_SIZE,
-            sharded=False,  # a broken trainer fails before it has wrapped anything
+            # A broken trainer fails before it has wrapped anything.
+            sharded=False,
         )
         failures = [rank["failure"] for rank in result.values if rank["failure"]]
         if row.strategy != "single":

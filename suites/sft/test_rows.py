@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher
 
 PACKED_ROWS = 200
+# trl 0.19 to 0.21 looks for a bin with room in a tree that is right for powers of two alone.
 SIZES = (32, 24, 48, 100)
 """Of bins; the first one is a power of two."""
 ROWS = ((5, 6, 7), (8, 9), (10, 11, 12, 13))
@@ -64,6 +65,7 @@ def test_first_tokens(subject: str, judge: Judge, launcher: Launcher) -> None:
             raise Absent("this release's collator puts no rows behind each other")
         assert batch["input_ids"] == [token for row in ROWS for token in row], batch
         starts = [place for place, position in enumerate(batch["position_ids"]) if place and not position]
+        # Where the second and the third of ROWS begin.
         assert starts == [3, 5], batch
         labels = [batch["labels"][place] for place in starts]
         is_right = all(label == -100 for label in labels)

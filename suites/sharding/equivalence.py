@@ -36,7 +36,8 @@ SIGNIFICANT = 1e-3
 def judge_equivalence(trained: Trainings, subject: str, strategy: str) -> Finding:
     """``ok`` where losses, gradient norms and weights are those of a single process, ``silent`` where one is not."""
     alone, training = trained.single(subject, strategy), trained(subject, strategy)
-    if alone.failure is not None:  # a failure in one process says nothing about sharing
+    # A failure in one process says nothing about sharing.
+    if alone.failure is not None:
         return Finding(Verdict.ERROR, {"failure": alone.failure})
     if training.failure is not None or training.first["gathering"] is not None:
         return Finding(

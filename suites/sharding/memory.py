@@ -94,7 +94,8 @@ def train(launches: LaunchCache, model: TinyModel, subject: str, strategy: str) 
         strategy=kind,
         options=STRATEGIES[strategy],
         world_size=1 if kind == "single" else WORLD_SIZE,
-        sharded=False,  # a broken trainer fails before it has wrapped anything
+        # A broken trainer fails before it has wrapped anything.
+        sharded=False,
     )
     if kind != "single":
         failure = next((rank["failure"] for rank in result.values if rank["failure"]), None)

@@ -180,9 +180,11 @@ def test_hooks_afterwards(subject: str, judge: Judge, grpo_runs: Callable[..., L
             "hooks_in_loss": hooks,
             "hooks_at_the_end": run["hooks_at_the_end"],
         }
-        if failure_of(judge.issue.id, failures.first) is Verdict.BROKEN:  # other failures are other suites' matter
+        # Other failures are other suites' matter.
+        if failure_of(judge.issue.id, failures.first) is Verdict.BROKEN:
             return Finding(Verdict.BROKEN, evidence)
-        if not any(hooks):  # training ended before its loss, or there is no engine
+        # Training ended before its loss, or there is no engine.
+        if not any(hooks):
             return Finding(Verdict.ERROR, evidence)
         back = set(hooks) == {run["hooks_at_the_end"]} and min(hooks) > ALL
         return Finding(Verdict.OK if back else Verdict.SILENT, evidence)

@@ -120,7 +120,8 @@ def _verdict(evidence: dict[str, Any]) -> Verdict:
     if evidence["failure"] is not None:
         return Verdict.ERROR
     evaluation, expected = evidence["evaluation"], evidence["evaluation_single"]
-    if "loss" in expected and "loss" not in evaluation:  # where a single process cannot evaluate either, it is not FSDP
+    # Where a single process cannot evaluate either, FSDP is not to blame.
+    if "loss" in expected and "loss" not in evaluation:
         return Verdict.ERROR
     assert len(evidence["losses_single"]) == STEPS
     all_gradients_right = len(evidence["grad_norm_single"]) == STEPS
@@ -128,6 +129,7 @@ def _verdict(evidence: dict[str, Any]) -> Verdict:
         evidence["losses"] == pytest.approx(evidence["losses_single"], abs=LOSS_TOLERANCE)
         and abs(evidence["kl"][0]) <= LOSS_TOLERANCE
         and evidence["grad_norm"] == pytest.approx(evidence["grad_norm_single"], rel=GRAD_NORM_TOLERANCE)
+        # With gradients that are wrong after the first step, so are the weights that are evaluated.
         and (
             evaluation.get("loss") == pytest.approx(expected.get("loss"), abs=LOSS_TOLERANCE) or not all_gradients_right
         )

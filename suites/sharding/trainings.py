@@ -37,7 +37,9 @@ __all__ = [
 
 WORLD_SIZE = 2
 NO_SHARD = "fsdp1-no_shard"
+# With values that the Trainer is to fill in: grpo-deepspeed-config is that they reach DeepSpeed as texts.
 _SGD = {"optimizer": {"type": "SGD", "params": {"lr": "auto"}}}
+# A warm-up between two equal rates is a constant one.
 _CONSTANT = {
     "type": "WarmupLR",
     "params": {"warmup_min_lr": sharding.LEARNING_RATE, "warmup_max_lr": "auto", "warmup_num_steps": "auto"},
@@ -91,7 +93,8 @@ class Training:
 
     @property
     def losses(self) -> list[float]:
-        """Of every step, over all ranks and accumulated batches: TRL deals rows to batches by each rank's own dice."""
+        """Of every step, over all ranks and accumulated batches."""
+        # Not of one rank: TRL deals rows to batches by each rank's own dice.
         batches = [sum(batch) / len(batch) for batch in zip(*(rank["losses"] for rank in self.ranks), strict=True)]
         size = self.accumulation
         return [sum(batches[start : start + size]) / size for start in range(0, len(batches), size)]
@@ -143,7 +146,8 @@ class Trainings:
             strategy=strategy.partition("-")[0],
             options=_OPTIONS.get(strategy, {}),
             world_size=1 if strategy == "single" else WORLD_SIZE,
-            sharded=False,  # a broken trainer fails before it has wrapped anything; suites look at the engines
+            # A broken trainer fails before it has wrapped anything; suites look at the engines.
+            sharded=False,
         )
         return Training(result.values, result.ranks[0].proof["engines"], folder, accumulation)
 

@@ -65,6 +65,7 @@ class Proxy:
         self.late_answers = self.unanswered = self.handed_over = 0
         self.failure: Exception | None = None
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        # A request that is still held back must not keep the test process from ending.
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -195,6 +196,7 @@ def lost_on_request(folder: Path, lose: Callable[[], None]) -> Iterator[None]:
             lose()
         except Exception as error:
             failures.append(error)
+        # After a failure as well, since the rank waits for it.
         (folder / DONE).touch()
 
     watching = threading.Thread(target=watch)

@@ -194,14 +194,16 @@ class VLLMTrainings:
             arguments = (subject, model, variant, str(folder), resume, url, trainer)
             return self.launch(vllm_training.train, *arguments, strategy=strategy, sharded=False, timeout=_TIMEOUT)
 
-        if variant == "resumed":  # by another process: TRL leaves the variables of a distributed training in the first
+        # By another process: TRL leaves the variables of a distributed training in the first.
+        if variant == "resumed":
             train(False)
         with _way(server, variant, folder) as way:
             result = train(variant == "resumed", way.url)
         training = VLLMTraining(result.values, passed_on=way.passed_on)
         if training.failure and server is not None:
             training = replace(training, server_said=_last_error(server.output()))
-            server.kill()  # it may have lost its engine, or wait for weights; the next training gets another one
+            # It may have lost its engine, or wait for weights; the next training gets another one.
+            server.kill()
         built_as_asked(strategy, {}, training.failure)
         engine = training.ranks[0]["engine"]
         missing = [*engine["missing"], *(engine["missing_experts"] if vllm_training.model_of(variant) == "moe" else [])]

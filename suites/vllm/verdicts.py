@@ -182,6 +182,7 @@ def batches(training: VLLMTraining, label: str, trainer: str = "GRPO", issue: st
         },
     }
     complete = [comparison for comparison in comparisons if comparison["same_ids"]]
+    # The ratio of a sequence has the errors of its five tokens together.
     every = {"passed_on": 1e-6, "policy_error": tolerance, "ratio_error": 5 * tolerance}
     required = _required(training, label, trainer)
     for name in NUMBERS[trainer]:
@@ -232,7 +233,8 @@ def _required(training: VLLMTraining, label: str, trainer: str) -> tuple[str, ..
     computed the policy's where a batch is used more than once alone."""
     if trainer != "GRPO":
         return NUMBERS[trainer]
-    if training.ranks[0]["corrects"]:  # some releases pass on ratios alone, in which the sampler's numbers are seen
+    # Some releases pass on ratios alone, in which the sampler's numbers are seen.
+    if training.ranks[0]["corrects"]:
         return tuple(name for name in NUMBERS[trainer] if name != "passed_on")
     return ("policy_error",) if label.endswith("reuse") else ()
 

@@ -18,7 +18,7 @@ _NAME = re.compile(rf"{_PREFIX}\w{{8}}", re.ASCII)
 
 
 def create(size: int) -> tuple[int, str]:
-    """Make a file of zeros, all of it on the disk: a process that writes into a hole is killed if the disk is full.
+    """Make a file of zeros.
 
     Args:
         size: in bytes.
@@ -30,6 +30,7 @@ def create(size: int) -> tuple[int, str]:
         descriptor, path = tempfile.mkstemp(prefix=_PREFIX)
     except OSError:
         return -1, ""
+    # All of it on the disk: a process that writes into a hole of a mapped file is killed if the disk is full.
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError:

@@ -57,7 +57,8 @@ def scalars_are_indices(module: Any) -> None:
 
     @functools.wraps(patch)
     def patched(tensor: Any, *scope: Any) -> None:
-        patch(tensor, *scope)  # restores what was there before when a kernel ends, also of what follows
+        # When a kernel ends, this restores what was there before it, also in the place of what follows.
+        patch(tensor, *scope)
         tensor.__index__ = lambda self: int(self.handle.data.squeeze())
 
     module._patch_lang_tensor = patched

@@ -62,6 +62,7 @@ def check_allocation() -> None:
     expect(tensor.cpu().device.type, "cpu")
     layer = torch.nn.Linear(2, 2)
     weight = layer.weight
+    # As on CUDA: an optimizer that was given the parameter before goes on with it.
     expect(layer.to("npu").weight is weight, True)
 
 
@@ -178,8 +179,10 @@ def _batch(rank: int) -> torch.Tensor:
 
 def _train(model: Any, batches: list[torch.Tensor]) -> None:
     for batch in batches:
+        # FSDP averages gradients over ranks, so one process averages over the batches of all ranks.
         (model(batch).square().mean() / len(batches)).backward()
-    with torch.no_grad():  # by hand: torch.optim imports the compiler, which takes seconds
+    # By hand: torch.optim imports the compiler, which takes seconds.
+    with torch.no_grad():
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter -= 0.1 * parameter.grad
@@ -258,7 +261,8 @@ TOGETHER = (check_collectives, check_fsdp1, check_fsdp2)
 
 def run() -> dict[str, Any]:
     """Run all checks. Nothing is raised: a failure, a crash and a hang are results."""
-    for module in ("torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"):  # once, not in each process
+    # Once here, and not in each process that is forked.
+    for module in ("torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     missing = absent()
@@ -325,7 +329,8 @@ def _rank(rank: int, who: str, folder: Path, missing: dict[str, str]) -> None:
     for check in TOGETHER:
         if _name(check) not in missing:
             _note(who, _name(check), folder, functools.partial(check, rank))
-    dist.barrier()  # nobody leaves while another one still talks to it
+    # Nobody leaves while another one still talks to it.
+    dist.barrier()
 
 
 def _note(who: str, name: str, folder: Path, check: Callable[[], None]) -> None:
