@@ -55,7 +55,7 @@ OTHER_FACTS: Mapping[tuple[str, str], str] = {
     ("pytest_trlcompat/trainers", "_TITLES"): "how people write the packages of conditions",
     ("pytest_trlcompat/trainers", "_STACK"): "what `trlcompat cures` says of a stack",
     ("pytest_trlcompat/trainers", "packages"): "the packages that an error of one cure is about",
-    ("pytest_trlcompat/trainers", "_kinds"): "the place of one cure among those of each kind",
+    ("pytest_trlcompat/trainers", "_kinds"): "behind which cure one stands in each kind",
     ("suites/vllm/trainings.py", "TRAINERS"): "the trainers that generate with vLLM, and what people call them",
     ("benchmarks/doctor_answers.py", "STRATEGIES"): "what two commits are both asked",
     ("benchmarks/doctor_answers.py", "TRAINERS"): "what two commits are both asked",
