@@ -45,10 +45,6 @@ OTHER_FACTS: Mapping[tuple[str, str], str] = {
     ("pytest_trlcompat/launch/preload.py", "_MODULES"): "modules, in the order in which they are imported",
     ("pytest_trlcompat/matrix/covering/releases.py", "PACKAGES"): "the columns of the arrays, in their order",
     ("pytest_trlcompat/strategies/fsdp.py", "except_for"): "the trainers that prepare model and optimizer together",
-    (
-        "pytest_trlcompat/training/axes.py",
-        "TRAINERS",
-    ): "trainers of any release; test_training.py compares the cured ones",
     ("pytest_trlcompat/training/reading/commands.py", "_LAUNCHERS"): "programs that start trainings",
     ("pytest_trlcompat/training/reading/configs.py", "_AXOLOTL_TRAINERS"): "what axolotl calls its methods",
     ("pytest_trlcompat/training/reading/configs.py", "_STAGES"): "what LLaMA-Factory calls its stages",
