@@ -82,7 +82,7 @@ LONG_BENCHMARKS = (
 
 try:
     PROJECT = Project(ROOT)
-    CELLS = PROJECT.cells(sys.argv[1:])
+    VENVS, CELLS = PROJECT.environments, PROJECT.cells(sys.argv[1:])
 except MatrixError as error:
     sys.exit(f"nox: {error}")
 
@@ -110,7 +110,7 @@ def operators_tool(torch: str) -> tuple[str, list[str]]:
 def known_tools() -> list[Tool]:
     """The tool environments of these sessions, whose locks are part of the repository."""
     main = PROJECT.matrix.python
-    ray = PROJECT.extra("ray")
+    ray = VENVS.extra("ray")
     ours = [
         *(("unit", group("test"), python) for python in (main, *OTHER_PYTHONS)),
         *(("cluster", [*group("test"), *ray], python) for python in CLUSTER_PYTHONS),
@@ -121,15 +121,15 @@ def known_tools() -> list[Tool]:
     ]
     others = [("lint", group("lint")), ("nox", group("nox")), ("expecttest", ["expecttest"])]
     return [
-        *(PROJECT.tool(name, needed, project=True, python=python) for name, needed, python in ours),
-        *(PROJECT.tool(name, needed, python=main) for name, needed in (*others, PROJECT.report_tool())),
+        *(VENVS.tool(name, needed, project=True, python=python) for name, needed, python in ours),
+        *(VENVS.tool(name, needed, python=main) for name, needed in (*others, VENVS.report_tool())),
     ]
 
 
 def try_operators(session: nox.Session, torch: str) -> None:
     """Compare every operator of PyTorch's database on the accelerator with the CPU."""
-    environment = PROJECT.tools(*operators_tool(torch), project=True)
-    PROJECT.run_in(environment, ["python", "-m", "pytest", "tests/operators", *session.posargs])
+    environment = VENVS.tools(*operators_tool(torch), project=True)
+    VENVS.run_in(environment, ["python", "-m", "pytest", "tests/operators", *session.posargs])
 
 
 def unpack(session: nox.Session, releases: list[str], environment: Environment, name: str) -> Path:
@@ -139,7 +139,7 @@ def unpack(session: nox.Session, releases: list[str], environment: Environment, 
     for release in releases:
         if not (folder / release).exists():
             # Moved there when it is complete, so that what is there can be trusted.
-            PROJECT.unpack(release, environment, session.create_tmp()).rename(folder / release)
+            VENVS.unpack(release, environment, session.create_tmp()).rename(folder / release)
     return folder
 
 
@@ -153,24 +153,24 @@ def tests(session: nox.Session, where: str) -> None:
     """The project's tests: the stack in two environments, unit tests without the stack, and PyTorch's operators."""
     with errors_as_messages(session):
         if where == "unit":
-            environment = PROJECT.tools("unit", group("test"), project=True)
+            environment = VENVS.tools("unit", group("test"), project=True)
             command = UNIT_TESTS
         elif where == "operators":
             try_operators(session, OPERATORS_TORCH)
             return
         else:
-            environment = PROJECT.stack(where)
+            environment = VENVS.stack(where)
             older = [] if where == STACK_TESTS[-1] else ["-m", "not newest_stack"]
             command = ["--durations", "25", *older, "tests/stack"]
-        PROJECT.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
+        VENVS.run_in(environment, ["python", "-m", "pytest", *command, *session.posargs])
 
 
 @nox.session(allow_parallel=True, default=False)
 def browser(session: nox.Session) -> None:
     """The report's page in a real headless Chromium, the system's or the one that $TRLCOMPAT_BROWSER names."""
     with errors_as_messages(session):
-        environment = PROJECT.tools("browser", group("browser"), project=True)
-        PROJECT.run_in(environment, ["python", "-m", "pytest", "tests/browser", *session.posargs])
+        environment = VENVS.tools("browser", group("browser"), project=True)
+        VENVS.run_in(environment, ["python", "-m", "pytest", "tests/browser", *session.posargs])
 
 
 @nox.session(default=False)
@@ -178,8 +178,8 @@ def browser(session: nox.Session) -> None:
 def cluster(session: nox.Session, python: str) -> None:
     """The engine on a real cluster of Ray, of several nodes on this machine, on each Python that it is for."""
     with errors_as_messages(session):
-        environment = PROJECT.tools("cluster", [*group("test"), *PROJECT.extra("ray")], project=True, python=python)
-        PROJECT.run_in(environment, ["python", "-m", "pytest", "tests/cluster", *session.posargs])
+        environment = VENVS.tools("cluster", [*group("test"), *VENVS.extra("ray")], project=True, python=python)
+        VENVS.run_in(environment, ["python", "-m", "pytest", "tests/cluster", *session.posargs])
 
 
 @nox.session(default=False)
@@ -195,8 +195,8 @@ def operators(session: nox.Session, torch: str) -> None:
 def unit(session: nox.Session, python: str) -> None:
     """The unit tests on another Python, which uv finds or downloads; no part of ``nox -s tests``."""
     with errors_as_messages(session):
-        environment = PROJECT.tools("unit", group("test"), project=True, python=python)
-        PROJECT.run_in(environment, ["python", "-m", "pytest", *UNIT_TESTS, *session.posargs])
+        environment = VENVS.tools("unit", group("test"), project=True, python=python)
+        VENVS.run_in(environment, ["python", "-m", "pytest", *UNIT_TESTS, *session.posargs])
 
 
 @nox.session(default=False)
@@ -205,21 +205,21 @@ def fuzz(session: nox.Session) -> None:
     if session.posargs and not session.posargs[0].isdecimal():
         session.error(f"fuzz takes a number of inputs for the doctor, not {session.posargs[0]}")
     with errors_as_messages(session):
-        environment = PROJECT.tools("unit", group("test"), project=True)
+        environment = VENVS.tools("unit", group("test"), project=True)
         os.environ["TRLCOMPAT_FUZZ_INPUTS"] = session.posargs[0] if session.posargs else str(FUZZ_INPUTS)
         # Not captured, since it ends with how many inputs of each kind were tried.
         doctor = ["python", "-m", "pytest", "tests/doctor/test_fuzz.py", "--capture=no"]
         marked = ["python", "-m", "pytest", "-m", "fuzz", "--hypothesis-profile=fuzz", *UNIT_TESTS]
-        PROJECT.run_all_in(environment, [doctor, marked])
+        VENVS.run_all_in(environment, [doctor, marked])
 
 
 @nox.session(default=False)
 def coverage(session: nox.Session) -> None:
     """Run the unit and stack tests with coverage, ranks included; lines are in build/coverage/html [-- PYTEST ...]."""
     with errors_as_messages(session):
-        unit = PROJECT.tools("unit", group("test"), project=True)
-        runs = [(unit, UNIT_TESTS), *((PROJECT.stack(cell), ["tests/stack"]) for cell in STACK_TESTS)]
-        locked = PROJECT.locked(PROJECT.tool("unit", group("test"), project=True), ["coverage"])
+        unit = VENVS.tools("unit", group("test"), project=True)
+        runs = [(unit, UNIT_TESTS), *((VENVS.stack(cell), ["tests/stack"]) for cell in STACK_TESTS)]
+        locked = VENVS.locked(VENVS.tool("unit", group("test"), project=True), ["coverage"])
         PROJECT.measure_coverage(runs, locked, session.posargs)
 
 
@@ -249,16 +249,16 @@ def lock(session: nox.Session) -> None:
 def pairwise(session: nox.Session) -> None:
     """Choose the cells of `nox -s matrix -- --pairwise` anew, from the releases on the registry [-- --listed]."""
     with errors_as_messages(session):
-        environment = PROJECT.tools("covering", group("covering"), project=True)
-        PROJECT.run_in(environment, ["python", "-m", "pytest_trlcompat.matrix.covering", *session.posargs])
+        environment = VENVS.tools("covering", group("covering"), project=True)
+        VENVS.run_in(environment, ["python", "-m", "pytest_trlcompat.matrix.covering", *session.posargs])
 
 
 @nox.session(default=False)
 def rows(session: nox.Session) -> None:
     """Make the rows of the conformance suites anew that hold every two values of their space [-- --strength 3]."""
     with errors_as_messages(session):
-        environment = PROJECT.tools("covering", group("covering"), project=True)
-        PROJECT.run_in(environment, ["python", "-m", "pytest_trlcompat.conformance.array", *session.posargs])
+        environment = VENVS.tools("covering", group("covering"), project=True)
+        VENVS.run_in(environment, ["python", "-m", "pytest_trlcompat.conformance.array", *session.posargs])
 
 
 @nox.session(default=False)
@@ -279,7 +279,7 @@ def report(session: nox.Session) -> None:
 def bisect(session: nox.Session) -> None:
     """Find what broke or cured a verdict: -- releases | days | commits, see -- --help; continues if stopped."""
     with errors_as_messages(session):
-        environment = PROJECT.bisect_tools(group("bisect"), session.posargs)
+        environment = VENVS.bisect_tools(group("bisect"), session.posargs)
     command = [str(environment.python), "-m", "pytest_trlcompat.bisect", *session.posargs]
     if session.posargs and session.posargs[0] in ("releases", "days", "commits", "test"):
         command += ["--called-as", "nox -s bisect --"]
@@ -291,7 +291,7 @@ def bisect(session: nox.Session) -> None:
 def watch(session: nox.Session) -> None:
     """Measure releases that the matrix does not know, and bisect what nobody predicted: see -- --help."""
     with errors_as_messages(session):
-        environment = PROJECT.tools("watch", group("watch"), project=True)
+        environment = VENVS.tools("watch", group("watch"), project=True)
     session.run(
         *(str(environment.python), "-m", "pytest_trlcompat.watch", *session.posargs),
         external=True,
@@ -304,8 +304,8 @@ def watch(session: nox.Session) -> None:
 def watch_replay(session: nox.Session) -> None:
     """Ask the watch about a past, day by day, and compare with what is known today; goes on where it stopped."""
     with errors_as_messages(session):
-        environment = PROJECT.tools("watch", group("watch"), project=True)
-        PROJECT.run_in(environment, ["python", "benchmarks/watch_replay.py", *session.posargs])
+        environment = VENVS.tools("watch", group("watch"), project=True)
+        VENVS.run_in(environment, ["python", "benchmarks/watch_replay.py", *session.posargs])
 
 
 @nox.session(default=False)
@@ -320,60 +320,60 @@ def bench(session: nox.Session) -> None:
         for stem in [name] if name else [stem for stem in scripts if stem not in LONG_BENCHMARKS]:
             more = []
             if stem == "launch":  # PyTorch's own test class imports expecttest, which is not part of the stack
-                (packages,) = (PROJECT.tools("expecttest", ["expecttest"]).root / "lib").glob("python*/site-packages")
+                (packages,) = (VENVS.tools("expecttest", ["expecttest"]).root / "lib").glob("python*/site-packages")
                 more = ["--extra-path", str(packages)]
             added = {tag: [each.id for each in PROJECT.matrix.with_added(tag)] for tag in ("vllm", "liger")}
             vllm = [next(each for each in added["vllm"] if each.startswith("trl0.18.2-")), added["vllm"][-1]]
             cells = {"loss_memory": added["liger"], "training_cost": STACK_TESTS, "vllm_faults": vllm}
             for cell in cells.get(stem, STACK_TESTS[-1:]):
-                PROJECT.run_in(PROJECT.stack(cell), ["python", str(scripts[stem]), *more, *arguments])
+                VENVS.run_in(VENVS.stack(cell), ["python", str(scripts[stem]), *more, *arguments])
 
 
 @nox.session(default=False)
 def upstream_reports(session: nox.Session) -> None:
     """Run the scripts to paste upstream, which need nothing of this project, in the newest stack."""
     with errors_as_messages(session):
-        environment = PROJECT.stack(STACK_TESTS[-1])
-        PROJECT.run_in(environment, ["python", "-m", "pytest", "tests/upstream_reports", *session.posargs])
+        environment = VENVS.stack(STACK_TESTS[-1])
+        VENVS.run_in(environment, ["python", "-m", "pytest", "tests/upstream_reports", *session.posargs])
 
 
 @nox.session(default=False)
 def soak(session: nox.Session) -> None:
     """Launch a thousand times, and kill something at random at a tenth of them [-- --launches N, --seed N]."""
     with errors_as_messages(session):
-        PROJECT.run_in(PROJECT.stack(STACK_TESTS[-1]), ["python", "benchmarks/kills.py", *session.posargs])
+        VENVS.run_in(VENVS.stack(STACK_TESTS[-1]), ["python", "benchmarks/kills.py", *session.posargs])
 
 
 @nox.session(default=False)
 def mutations(session: nox.Session) -> None:
     """Break one cure after the other: its suite must catch it [-- ISSUE or CURE ...]."""
     with errors_as_messages(session):
-        environment = PROJECT.tools("unit", group("test"), project=True)
-        PROJECT.run_in(environment, ["python", "benchmarks/mutations.py", *session.posargs])
+        environment = VENVS.tools("unit", group("test"), project=True)
+        VENVS.run_in(environment, ["python", "benchmarks/mutations.py", *session.posargs])
 
 
 @nox.session(default=False)
 def absences(session: nox.Session) -> None:
     """Leave out what is due, in one place after the other: a test must fail [-- AREA ..., --where unit]."""
     with errors_as_messages(session):
-        environment = PROJECT.tools("unit", group("test"), project=True)
-        PROJECT.run_in(environment, ["python", "benchmarks/absences.py", *session.posargs])
+        environment = VENVS.tools("unit", group("test"), project=True)
+        VENVS.run_in(environment, ["python", "benchmarks/absences.py", *session.posargs])
 
 
 @nox.session(default=False)
 def upstream_fixes(session: nox.Session) -> None:
     """Look for faults that TRL has mended, before and after, by the conformance suite: -- --clone REPOSITORY."""
     with errors_as_messages(session):
-        environment = PROJECT.tools("unit", group("test"), project=True)
-        PROJECT.run_in(environment, ["python", "-m", "benchmarks.upstream_fixes", *session.posargs])
+        environment = VENVS.tools("unit", group("test"), project=True)
+        VENVS.run_in(environment, ["python", "-m", "benchmarks.upstream_fixes", *session.posargs])
 
 
 @nox.session(default=False)
 def upstream_tests(session: nox.Session) -> None:
     """Run TRL's own tests with the corrected trainers, and compare: -- 0.15.2 0.18.2 [--git REPOSITORY]."""
     with errors_as_messages(session):
-        environment = PROJECT.tools("unit", group("test"), project=True)
-        PROJECT.run_in(environment, ["python", "-m", "benchmarks.upstream_tests", *session.posargs])
+        environment = VENVS.tools("unit", group("test"), project=True)
+        VENVS.run_in(environment, ["python", "-m", "benchmarks.upstream_tests", *session.posargs])
 
 
 @nox.session(default=False)
@@ -387,39 +387,39 @@ def downstream(session: nox.Session) -> None:
 def branches(session: nox.Session) -> None:
     """List undecided branches for NPUs in releases, or in the newest cell [-- trl==1.17.0 ...]."""
     with errors_as_messages(session):
-        environment = PROJECT.stack(STACK_TESTS[-1])
-        folders = [PROJECT.unpack(release, environment, session.create_tmp()) for release in session.posargs]
-        PROJECT.run_in(environment, ["python", "-m", "pytest_trlcompat.accelerator.decisions", *map(str, folders)])
+        environment = VENVS.stack(STACK_TESTS[-1])
+        folders = [VENVS.unpack(release, environment, session.create_tmp()) for release in session.posargs]
+        VENVS.run_in(environment, ["python", "-m", "pytest_trlcompat.accelerator.decisions", *map(str, folders)])
 
 
 @nox.session(default=False)
 def points(session: nox.Session) -> None:
     """Hold the names that cures change of upstream against the sources of every release in the locks."""
     with errors_as_messages(session):
-        environment, unit = PROJECT.stack(STACK_TESTS[-1]), PROJECT.tools("unit", group("test"), project=True)
-        releases = PROJECT.locked_releases(("accelerate", "deepspeed", "liger-kernel", "peft", "transformers", "trl"))
+        environment, unit = VENVS.stack(STACK_TESTS[-1]), VENVS.tools("unit", group("test"), project=True)
+        releases = VENVS.locked_releases(("accelerate", "deepspeed", "liger-kernel", "peft", "transformers", "trl"))
         os.environ["TRLCOMPAT_RELEASES"] = str(unpack(session, releases, environment, "releases"))
-        PROJECT.run_in(unit, ["python", "-m", "pytest", "tests/points", *session.posargs])
+        VENVS.run_in(unit, ["python", "-m", "pytest", "tests/points", *session.posargs])
 
 
 @nox.session(default=False)
 def fields(session: nox.Session) -> None:
     """Hold the table of config fields against all of TRL's releases from 0.9.6 on, and Transformers' in the locks."""
     with errors_as_messages(session):
-        unit = PROJECT.tools("unit", group("test"), project=True)
+        unit = VENVS.tools("unit", group("test"), project=True)
         listing = list_releases("trl", PROJECT.matrix.python, ROOT / ".nox" / "trl-releases.json")
         last = listing.versions[-1]
         releases = [f"trl=={version}" for version in releases_between(listing, FIRST_TRL, last).versions]
-        releases += PROJECT.locked_releases(["transformers"])
+        releases += VENVS.locked_releases(["transformers"])
         folder = unpack(session, releases, unit, "releases-of-fields")
-        PROJECT.run_in(unit, ["python", "-m", "pytest_trlcompat.conformance.walk", str(folder)])
+        VENVS.run_in(unit, ["python", "-m", "pytest_trlcompat.conformance.walk", str(folder)])
 
 
 @nox.session(default=False)
 def server_releases(session: nox.Session) -> None:
     """Train with a vLLM server of another release of TRL, in every cell with the recording engine [-- CELL ...]."""
     with errors_as_messages(session):
-        unit = PROJECT.tools("unit", group("test"), project=True)
+        unit = VENVS.tools("unit", group("test"), project=True)
         folder = unpack(session, [f"trl=={release}" for release in SERVER_RELEASES], unit, "server-releases")
         os.environ["TRLCOMPAT_SERVER_RELEASES"] = str(folder)
         recording = [cell.id for cell in PROJECT.matrix.with_added("vllm") if "vllm-recording" in cell.pins]
@@ -438,11 +438,11 @@ def server_releases(session: nox.Session) -> None:
 def lint(session: nox.Session) -> None:
     """Run ruff and mypy, and check the workflows of GitHub and GitLab, and those that init-ci writes."""
     with errors_as_messages(session):
-        environment = PROJECT.tools("lint", group("lint"))
+        environment = VENVS.tools("lint", group("lint"))
         workflows = check_workflows(ROOT, session.log)
         # By the stub mypy knows the names of the trainers' package; git has no copy of it.
         stub = ["python", "-m", "pytest_trlcompat.trainers.curing.stub"]
-        PROJECT.run_all_in(environment, [stub, ["ruff", "check"], ["ruff", "format", "--check"], ["mypy"], *workflows])
+        VENVS.run_all_in(environment, [stub, ["ruff", "check"], ["ruff", "format", "--check"], ["mypy"], *workflows])
 
 
 @nox.session(allow_parallel=True, default=False)
@@ -452,12 +452,12 @@ def docs(session: nox.Session) -> None:
     if session.posargs and not external:
         session.error(f"docs takes --external alone, not {' '.join(session.posargs)}")
     with errors_as_messages(session):
-        environment = PROJECT.tools("docs", group("docs"), project=True)
+        environment = VENVS.tools("docs", group("docs"), project=True)
         build = ["sphinx-build", "--fail-on-warning", "--keep-going", "--quiet", "-d", "build/docs-doctrees"]
         commands = [[*build, "docs", "build/docs"]]
         if external:
             commands.append([*build, "-b", "linkcheck", "docs", "build/docs-links"])
-        PROJECT.run_all_in(environment, commands)
+        VENVS.run_all_in(environment, commands)
     session.log("the site is in build/docs/index.html")
 
 
@@ -465,12 +465,12 @@ def docs(session: nox.Session) -> None:
 def examples(session: nox.Session) -> None:
     """Run what README and the tutorials show, and compare what is printed [-- --update: write it there]."""
     with errors_as_messages(session):
-        unit = PROJECT.tools("unit", group("test"), project=True)
-        stack = PROJECT.stack(STACK_TESTS[-1])
+        unit = VENVS.tools("unit", group("test"), project=True)
+        stack = VENVS.stack(STACK_TESTS[-1])
         failed = []
         for environment, kind in ((unit, "unit"), (stack, "stack"), (unit, "checkout")):
             try:
-                PROJECT.run_in(environment, ["python", "-m", "tests.docs.examples", kind, *session.posargs])
+                VENVS.run_in(environment, ["python", "-m", "tests.docs.examples", kind, *session.posargs])
             except MatrixError as error:
                 failed.append(str(error))
     if failed:

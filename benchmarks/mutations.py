@@ -25,7 +25,7 @@ from pytest_trlcompat.catalog.verdict import Record, Verdict, read_records
 from pytest_trlcompat.matrix.errors import MatrixError
 from pytest_trlcompat.matrix.parsing import read_matrix
 from pytest_trlcompat.trainers.curing import known
-from pytest_trlcompat.trainers.curing.names import MODULES, PLACES
+from pytest_trlcompat.trainers.curing.names import MODULES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -49,6 +49,7 @@ class Mutation:
         why: what the fault does.
         issue: whose suite must catch it.
         tests: or the tests that must, below the checkout.
+        cure: the module of the cure, by the last part of its name; by default that of the file.
     """
 
     file: str
@@ -58,10 +59,11 @@ class Mutation:
     why: str
     issue: str = ""
     tests: str = ""
+    cure: str = ""
 
-    @property
-    def cure(self) -> str:
-        return Path(self.file).stem
+    def __post_init__(self) -> None:
+        if not self.cure:
+            object.__setattr__(self, "cure", Path(self.file).stem)
 
 
 def main() -> int:
@@ -88,8 +90,8 @@ def read_mutations() -> list[Mutation]:
         MatrixError: nothing is written for a cure, and no published cell shows that it is needed.
     """
     written = [mutation for path in sorted(FAULTS.glob("*.toml")) for mutation in _read(path)]
-    files = {mutation.file for mutation in written}
-    mixins = [name for name in MODULES if name.endswith("Mixin") and _file_of(name) not in files]
+    cures = {mutation.cure for mutation in written}
+    mixins = [name for name in MODULES if name.endswith("Mixin") and _module_of(name) not in cures]
     return [*written, *map(leaving_out, mixins)]
 
 
@@ -99,8 +101,8 @@ def _read(path: Path) -> list[Mutation]:
     return [Mutation(**{**entry, "file": f"{document['folder']}/{entry['file']}"}) for entry in document["mutation"]]
 
 
-def _file_of(mixin: str) -> str:
-    return f"pytest_trlcompat/trainers/{MODULES[mixin].replace('.', '/')}.py"
+def _module_of(mixin: str) -> str:
+    return MODULES[mixin].rpartition(".")[2]
 
 
 def leaving_out(mixin: str) -> Mutation:
@@ -115,12 +117,14 @@ def leaving_out(mixin: str) -> Mutation:
         for issue in (issues[cured.id] for cured in known.issues_of(mixin)):
             if cell.id in cells and _is_needed(issue, cells[cell.id].versions):
                 return Mutation(
-                    file=_file_of(mixin),
-                    old=f"_kinds: ClassVar = {PLACES[mixin]}",
-                    new="_kinds: ClassVar = {}",
+                    # Not in the module of the cure: others say that they stand behind it.
+                    file="pytest_trlcompat/trainers/curing/compose.py",
+                    old="if mixin not in {*left_out, *have}",
+                    new=f'if mixin not in {{*left_out, *have, "{mixin}"}}',
                     cell=" ".join(f"{package}={version}" for package, version in cell.pins.items()),
                     why=f"leaves {mixin} out",
                     issue=issue.id,
+                    cure=_module_of(mixin),
                 )
     raise MatrixError(f"{mixin}: no published cell shows that it is needed; write a fault into {FAULTS.name}/")
 

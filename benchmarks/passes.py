@@ -11,11 +11,16 @@ list of files that they have read. A straight line has none.
 
 A function that is given may be anywhere on the path: a cell, a launch, or a row of conformance from a script beside
 this one. What runs in other processes is not seen.
+
+A *call back* is a call into a file that imports the caller's, through however many others: of a function, a method or a
+function inside one. There a reader who follows imports down is led up again. They are counted where a function is
+given.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import fnmatch
 import importlib
@@ -25,7 +30,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -75,6 +80,81 @@ def passes(call: Callable[[], object], folder: Path) -> Counter[Pass]:
     return found
 
 
+def calls_back(call: Callable[[], object], folder: Path) -> Counter[Pass]:
+    """The calls of one call into files that import the caller's, each pair with its number.
+
+    Args:
+        folder: of the package.
+    """
+    above = importing(folder)
+    found: Counter[Pass] = Counter()
+    inside = f"{folder}/"
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(inside) or code.co_name == "<module>":
+            return
+        caller = frame.f_back
+        while caller is not None and not caller.f_code.co_filename.startswith(inside):
+            caller = caller.f_back
+        if caller is not None:
+            names = tuple(one.f_code.co_filename.removeprefix(inside) for one in (caller, frame))
+            if names[0] != names[1] and names[1] in above.get(names[0], ()):
+                found[names[0], names[1]] += 1
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def importing(folder: Path) -> dict[str, set[str]]:
+    """Each file of the package to those that import it, through however many others; imports for types do not count."""
+    importers: dict[str, set[str]] = {}
+    for path in folder.rglob("*.py"):
+        name = path.relative_to(folder).as_posix()
+        for module in _imported(ast.parse(path.read_text(encoding="utf-8"))):
+            file = _file_of(folder, module)
+            if file and file != name:
+                importers.setdefault(file, set()).add(name)
+    every: dict[str, set[str]] = {}
+    for file in importers:
+        reached: set[str] = set()
+        waiting = [file]
+        while waiting:
+            new = importers.get(waiting.pop(), set()) - reached
+            reached |= new
+            waiting += new
+        every[file] = reached
+    return every
+
+
+def _file_of(folder: Path, module: str) -> str:
+    """The file of the package that a name comes from, as ``package.module.function``; empty where it is another's."""
+    package, *parts = module.split(".")
+    while package == folder.name and parts:
+        for file in (f"{'/'.join(parts)}.py", f"{'/'.join(parts)}/__init__.py"):
+            if (folder / file).is_file():
+                return file
+        parts.pop()
+    return ""
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    """The modules that a file may import, or whose functions it may."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and child.module:
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        else:
+            yield from _imported(child)
+
+
 def is_word(file: str) -> bool:
     """Whether a module is of words."""
     return any(fnmatch.fnmatchcase(file, pattern) for pattern in WORDS)
@@ -110,7 +190,14 @@ def main() -> int:
     back = upwards(list(found))
     for one, number in found.items():
         print(f"{'up' if one in back else '  '} {one[0]} -> {one[1]}: {number}")
-    print(json.dumps({"passes": len(found), "upwards": len(back)}))
+    counted = {"passes": len(found), "upwards": len(back)}
+    if parsed.call != DOCTOR_CALL:
+        with contextlib.redirect_stdout(io.StringIO()):
+            led_up = calls_back(lambda: function(list(parsed.words)), checkout / PACKAGE)
+        for one, number in led_up.items():
+            print(f"back {one[0]} -> {one[1]}: {number}")
+        counted["back"] = len(led_up)
+    print(json.dumps(counted))
     return 0
 
 

@@ -90,7 +90,7 @@ def kind_of(frame: FrameType | None) -> str:
 
 
 def _ours(path: str, name: str) -> str:
-    if name == "neighbours" or (name == "<lambda>" and path.startswith("conformance/") and "pares" not in path):
+    if name == "neighbours":
         return "N"
     if path.startswith("reference/") or (name == "computed" and path.startswith("conformance/")):
         return "R"

@@ -77,7 +77,8 @@ def _compare(
     own = conventions.Unrecorded(_LOGGED_BY_TRL, "a project decides which numbers it logs beside")
     known = dataclasses.replace(trl, undecided={**trl.undecided, **undecided}, unrecorded=(*trl.unrecorded, own))
     models = adapter.models(model, {})
-    comparison = comparing.compare_with_reference(recordings, adapter, models, known, lambda part: (rows, len(rows)))
+    parts = dict.fromkeys(("training", "evaluation"), (rows, len(rows)))
+    comparison = comparing.compare_with_reference(recordings, adapter, models, known, parts)
     unseen = [(stage, f"{stage}: {comparison.shortfall()}") for stage in comparison.unseen]
     return [*unseen, *((each.stage, each.describe()) for each in comparison.differences)], comparison.compared
 

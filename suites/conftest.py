@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from .adapters.trainings import AdapterTrainings, with_every_failure
 from .conformance.trainings import ConformanceTrainings
 from .in_rank import adapters, grpo_trainings, models
 from .launch_groups import group_of
-from .launches import LaunchCache, in_turn
+from .launches import LaunchCache, Turns
 from .ppo.runs import PPORuns
 from .settings.trainings import SettingTrainings
 from .sharding import trainings
@@ -193,17 +193,17 @@ def lora_runs(launches: LaunchCache, saved_qwen2: TinyModel) -> Callable[[str, s
         )
         variants = {repr(settings): settings for settings in trainings}
 
-        def launched(names: Sequence[str]) -> LaunchResult:
-            return launches(
+        turns = Turns(variants)
+        for names in turns:
+            launched = launches(
                 *(adapters.lora_trainings, subject, saved_qwen2, {name: variants[name] for name in names}),
                 strategy=strategy,
                 sharded=False,
                 check=False,
                 raises="original",
             )
-
-        tried = in_turn(variants, launched)
-        by_variant = {name: tried[repr(settings)] for name, settings in adapters.VARIANTS[label].items()}
+            turns.judge(launched)
+        by_variant = {name: turns.tried[repr(settings)] for name, settings in adapters.VARIANTS[label].items()}
         for error in (training.error for training in by_variant.values() if training.error is not None):
             raise error
         return {name: with_every_failure(training.ranks) for name, training in by_variant.items()}

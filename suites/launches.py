@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_trlcompat.launch import Launcher, LaunchResult
     from pytest_trlcompat.launch.result import RankResult
 
-__all__ = ["Failures", "LaunchCache", "Tried", "distinct", "in_turn"]
+__all__ = ["Failures", "LaunchCache", "Tried", "Turns", "distinct"]
 
 _BEGUN = re.compile(rf"^(?:{BEGINS}(?P<name>.+)|{ENDS})$", re.MULTILINE)
 """Without a name where a rank was behind the last training."""
@@ -98,24 +98,33 @@ class Tried:
     engines: Mapping[str, Any] = field(default_factory=dict)
 
 
-def in_turn(names: Iterable[str], launch: Callable[[Sequence[str]], LaunchResult]) -> dict[str, Tried]:
-    """Have ranks train once for each name, in as few launches as possible.
+class Turns:
+    """Several trainings, which ranks make one after the other, in as few launches as possible.
 
-    A training that they end differently, or that ends the launch, is not tried again; another launch, without it, tries
-    those that have no answer yet.
+    Whoever iterates launches, for the names of each turn in their order, a body that calls
+    :func:`~pytest_trlcompat.conformance.sequential.in_turn`, with ``check=False`` and ``raises="original"``, and gives
+    the result to :meth:`judge`. A training that ranks end differently, or that ends the launch, is not tried again; the
+    next turn has those that have no answer yet.
 
-    Args:
-        launch: launches a body that calls :func:`~pytest_trlcompat.conformance.sequential.in_turn` for some of the
-            names, in their order, with ``check=False`` and ``raises="original"``.
-
-    Raises:
-        LaunchError: a launch failed before the first training, or after the last.
+    Attributes:
+        tried: by name, what became of each training so far.
     """
-    waiting, tried = list(names), dict[str, Tried]()
-    while waiting:
-        tried |= _tried(launch(waiting), waiting)
-        waiting = [name for name in waiting if name not in tried]
-    return tried
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._waiting = list(names)
+        self.tried: dict[str, Tried] = {}
+
+    def __iter__(self) -> Iterator[Sequence[str]]:
+        while self._waiting:
+            yield tuple(self._waiting)
+
+    def judge(self, result: LaunchResult) -> None:
+        """
+        Raises:
+            LaunchError: the launch failed before its first training, or after its last.
+        """
+        self.tried |= _tried(result, self._waiting)
+        self._waiting = [name for name in self._waiting if name not in self.tried]
 
 
 def _tried(result: LaunchResult, names: Sequence[str]) -> dict[str, Tried]:

@@ -39,7 +39,7 @@ def test_every_cure_has_a_fault_that_is_written_or_that_leaves_it_out(
         if path.stem != "generation":
             (tmp_path / path.name).write_text(path.read_text())
     monkeypatch.setattr("mutations.FAULTS", tmp_path)
-    derived = {one.why: one.issue for one in read_mutations() if one.new.endswith("= {}")}
+    derived = {one.why: one.issue for one in read_mutations() if one.why.endswith("Mixin out")}
     assert derived.items() >= {
         ("leaves AssistantPrefixMixin out", "grpo-assistant-prefix"),
         ("leaves CheckpointedGenerationMixin out", "grpo-checkpointed-generation"),
@@ -50,12 +50,13 @@ def test_every_cure_has_a_fault_that_is_written_or_that_leaves_it_out(
 def test_the_fault_that_leaves_a_cure_out_is_looked_for_in_the_newest_cell_that_needs_it() -> None:
     fault = leaving_out("ShiftedCountMixin")
     assert fault == Mutation(
-        file="pytest_trlcompat/trainers/loss/shifted_count.py",
-        old='_kinds: ClassVar = {"trainer": 120}',
-        new="_kinds: ClassVar = {}",
+        file="pytest_trlcompat/trainers/curing/compose.py",
+        old="if mixin not in {*left_out, *have}",
+        new='if mixin not in {*left_out, *have, "ShiftedCountMixin"}',
         cell="trl=1.16.0 transformers=5.23.0",
         why="leaves ShiftedCountMixin out",
         issue="sft-shifted-count",
+        cure="shifted_count",
     )
     test_a_fault_can_be_planted(fault)
     with pytest.raises(MatrixError, match="OneDevicePerRankMixin: no published cell shows that it is needed; write a"):

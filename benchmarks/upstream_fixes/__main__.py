@@ -180,7 +180,7 @@ class _Look:
 
     def _release(self, wanted: Requirement, base: Lock) -> str:
         """The release that a requirement allows and that is nearest to one, among those of the matrix's locks."""
-        releases = {each.partition("==")[2] for each in self.project.locked_releases([wanted.name])}
+        releases = {each.partition("==")[2] for each in self.project.environments.locked_releases([wanted.name])}
         ordered = sorted(releases, key=Version)
         place = ordered.index(base.packages[wanted.name])
         allowed = [each for each in ordered if _allows(wanted, each)]
@@ -208,12 +208,14 @@ class _Look:
         if not target.exists():
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                self.project.unpack(f"trl=={release}", environment, scratch).rename(target)
+                self.project.environments.unpack(f"trl=={release}", environment, scratch).rename(target)
         return ExecutionContext(environment, ROOT, target)
 
     def _shown(self, fix: Fix, context: ExecutionContext, rows: Sequence[str] | None) -> Shown:
         assert context.environment is not None
-        (packages,) = (self.project.tools("upstream-fixes", BESIDE).root / "lib").glob("python*/site-packages")
+        (packages,) = (self.project.environments.tools("upstream-fixes", BESIDE).root / "lib").glob(
+            "python*/site-packages"
+        )
         RESULTS.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=RESULTS) as folder:
             answer, log = Path(folder, "shown.json"), RESULTS / f"{_result_of(fix).stem}.log"

@@ -96,7 +96,7 @@ def run(
     """
     cell = name if name.startswith("trl") else cell_of(project.matrix, name)
     release = re.split("trl|-", cell)[1]
-    environment, tools = project.stack(cell), project.tools("upstream-tests", NEEDED)
+    environment, tools = project.environments.stack(cell), project.environments.tools("upstream-tests", NEEDED)
     title = f"{release}-vllm" if with_vllm else release
     tests, results = ROOT / ".nox" / "upstream-tests" / title, RESULTS / title
     tests_from = fetch_tests(release, tests, git=git, ref=ref)

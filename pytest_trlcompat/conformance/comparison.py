@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -121,7 +121,7 @@ class Difference:
 def differing(
     expected: Sequence[Quantity],
     recorded: Mapping[tuple[str, str], torch.Tensor],
-    neighbours: Callable[[], Sequence[Sequence[Quantity]]],
+    near: Sequence[Sequence[Quantity]] = (),
     tolerance: float | None = None,
 ) -> list[Difference]:
     """Every quantity that differs by more than rounding explains, in the order of ``expected``.
@@ -130,15 +130,14 @@ def differing(
 
     Args:
         recorded: by stage and place.
-        neighbours: computes what is expected with weights changed by one unit in the last place, in several ways;
-            called once, and only where a difference exceeds :data:`FLOOR`, since it costs as many trainings.
-        tolerance: relative to the largest number of a quantity; it replaces the neighbours, which are not computed.
+        near: what is expected with weights changed by one unit in the last place, in several ways; needed only where
+            :func:`exceeds_floor`.
+        tolerance: relative to the largest number of a quantity, in place of :data:`FLOOR` and of what is near.
 
     Raises:
         NotFinite: a quantity differs, and it is not finite with changed weights.
         ToleranceUnknown: a quantity of the first step is far off, and changed weights move it as far.
     """
-    near: Sequence[Sequence[Quantity]] = []
     differences: list[Difference] = []
     for number, quantity in enumerate(expected):
         seen = recorded.get((quantity.stage, quantity.where))
@@ -152,19 +151,16 @@ def differing(
             differences.append(Difference(quantity.stage, quantity.where, *shapes, math.inf, 0.0))
             continue
         off = _apart(expected_values, recorded_values)
-        # NaN and infinities must not widen the tolerance of the other numbers.
-        largest = float(expected_values.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if expected_values.numel() else 0.0
-        allowed = (FLOOR if tolerance is None else tolerance) * max(largest, SMALLEST) + quantity.rounding
+        largest = _largest(expected_values)
+        allowed = (FLOOR if tolerance is None else tolerance) * largest + quantity.rounding
         if off > allowed and tolerance is None:
-            # Computed here and not before: neighbours cost as many trainings, and most recordings need none.
-            near = near or neighbours()
             spread = max(
                 (_apart(expected_values, _aligned(neighbour[number], seen)[0]) for neighbour in near), default=0.0
             )
             if not math.isfinite(spread):
                 raise NotFinite(f"{quantity.stage} ({quantity.where}) is not finite, or has another shape")
             allowed += FACTOR * spread
-            if _TOLD * max(largest, SMALLEST) < off <= allowed and _FIRST.match(quantity.where):
+            if _TOLD * largest < off <= allowed and _FIRST.match(quantity.where):
                 raise ToleranceUnknown(
                     f"{quantity.stage} ({quantity.where}) is off by {off:.3g}, and may be by {allowed:.3g}"
                 )
@@ -174,6 +170,28 @@ def differing(
                 Difference(quantity.stage, quantity.where, *_most_off(expected_values, recorded_values), off, allowed)
             )
     return differences
+
+
+def exceeds_floor(expected: Sequence[Quantity], recorded: Mapping[tuple[str, str], torch.Tensor]) -> bool:
+    """Whether a quantity is off by more than :data:`FLOOR`, so that what is near must be known.
+
+    That costs as many trainings as :func:`neighbours` has members, and most recordings do not need it.
+    """
+    for quantity in expected:
+        seen = recorded.get((quantity.stage, quantity.where))
+        if seen is not None:
+            values, recorded_values = _aligned(quantity, seen)
+            if values.shape == recorded_values.shape:
+                allowed = FLOOR * _largest(values) + quantity.rounding
+                if _apart(values, recorded_values) > allowed:
+                    return True
+    return False
+
+
+def _largest(values: torch.Tensor) -> float:
+    """The largest number, to which a tolerance is relative, or :data:`SMALLEST`."""
+    # NaN and infinities must not widen the tolerance of the other numbers.
+    return max(float(values.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if values.numel() else 0.0, SMALLEST)
 
 
 def _not_recorded(quantity: Quantity) -> Difference:
@@ -210,7 +228,7 @@ class Comparison(NamedTuple):
 def compare_with_reference(
     expected: Sequence[Quantity],
     recorded: Mapping[tuple[str, str], torch.Tensor],
-    neighbours: Callable[[], Sequence[Sequence[Quantity]]],
+    near: Sequence[Sequence[Quantity]] = (),
     before: Iterable[Difference] = (),
     after: Iterable[Difference] = (),
 ) -> Comparison:
@@ -219,6 +237,7 @@ def compare_with_reference(
     A parameter that is trained, and that the reference does not train, differs too.
 
     Args:
+        near: as of :func:`differing`.
         before: what differs before a model has computed anything.
         after: what differs in the end; a quantity that is reported already is left out.
 
@@ -239,9 +258,7 @@ def compare_with_reference(
     trained = [key for key in recorded if key[0].startswith(_OF_PARAMETERS) and key[0] not in stages]
     last = [Difference(*key, [], recorded[key].double().flatten()[:_SHOWN].tolist(), math.inf, 0.0) for key in trained]
     last += after
-    differences = [
-        difference for difference in differing(expected, recorded, neighbours) if difference.stage not in unseen
-    ]
+    differences = [difference for difference in differing(expected, recorded, near) if difference.stage not in unseen]
     known = {(difference.stage, difference.where) for difference in differences}
     last = [difference for difference in last if (difference.stage, difference.where) not in known]
     compared = sum((quantity.stage, quantity.where) in recorded for quantity in expected)

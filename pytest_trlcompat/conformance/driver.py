@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_trlcompat.conformance import liger, refusals, sequential
 from pytest_trlcompat.conformance.adapter import TrainerAdapter
 from pytest_trlcompat.conformance.comparison import StepCountMismatch, ToleranceUnknown
+from pytest_trlcompat.conformance.supervised.adapter import SupervisedAdapter
+from pytest_trlcompat.conformance.supervised.hooks import SupervisedHooks
 from pytest_trlcompat.conformance.training import of_all_ranks
 
 if TYPE_CHECKING:
@@ -27,13 +29,13 @@ _SHOWN = 40
 
 
 def adapter_of(trainer: str) -> TrainerAdapter:
-    """The adapter that a trainer's folder registers as ``ADAPTER``.
+    """The adapter of a trainer: what its folder registers as ``ADAPTER``, or what drives those hooks.
 
     Args:
         trainer: one of :data:`~pytest_trlcompat.conformance.rows.TRAINERS`.
     """
-    adapter: TrainerAdapter = import_module(f"{__package__}.{trainer}.adapter").ADAPTER
-    return adapter
+    registered: TrainerAdapter | SupervisedHooks = import_module(f"{__package__}.{trainer}.adapter").ADAPTER
+    return SupervisedAdapter(registered) if isinstance(registered, SupervisedHooks) else registered
 
 
 def compare_with_reference(

@@ -9,9 +9,10 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pytest_trlcompat.conformance.step_records import RecordedSteps, StepRecord
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PLAIN",
-    "StepRecord",
     "Whole",
     "conformance_model",
     "of_all_ranks",
@@ -52,21 +52,6 @@ PLAIN: Mapping[str, Any] = {
 ``adam_epsilon`` keeps gradients that are only rounding from becoming a whole step."""
 
 
-@dataclass
-class StepRecord:
-    """One step of the optimizer.
-
-    Attributes:
-        micro_batches: how many there were up to and including this step.
-        gradients: of trained parameters, after clipping; ``None`` where the strategy does not show them.
-        weights: of trained parameters, after the step.
-    """
-
-    micro_batches: int
-    gradients: dict[str, torch.Tensor] | None
-    weights: dict[str, torch.Tensor]
-
-
 def unrecorded_of(steps: Sequence[StepRecord]) -> dict[str, str]:
     """Why quantities of steps under a strategy are missing, by stage; for
     :func:`~pytest_trlcompat.conformance.comparison.stated`."""
@@ -80,14 +65,11 @@ def world_size() -> int:
 
 
 @contextlib.contextmanager
-def watched_steps(
-    trainer: Any, steps: list[StepRecord], micro_batches: Callable[[], int], whole: Whole | None
-) -> Iterator[None]:
+def watched_steps(trainer: Any, recording: RecordedSteps, whole: Whole | None) -> Iterator[None]:
     """Record the gradients before, and the weights after, each step of the optimizer.
 
     Args:
-        steps: the list to which each step is appended.
-        micro_batches: returns how many were trained on until now.
+        recording: gets each step.
         whole: where it is given, no gradients are recorded.
     """
     import torch
@@ -106,9 +88,8 @@ def watched_steps(
 
     class AfterSteps(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            steps.append(
-                StepRecord(micro_batches(), None if whole else dict(gradients), (whole or trained_weights)(trainer))
-            )
+            weights = (whole or trained_weights)(trainer)
+            recording.steps.append(StepRecord(recording.trained_on, None if whole else dict(gradients), weights))
 
     callback = AfterSteps()
     # Before a callback that changes or saves something.

@@ -132,9 +132,9 @@ def _of_numbers(
     expected = _quantities(single, place)
     seen = {(quantity.stage, quantity.where): quantity.values for quantity in _quantities(parallel, place)}
     if not near:
-        return differing(expected, seen, list, tolerance=FLOOR if tolerance is None else tolerance)
+        return differing(expected, seen, tolerance=FLOOR if tolerance is None else tolerance)
     try:
-        return differing(expected, seen, lambda: [_quantities(neighbour, place) for neighbour in near])
+        return differing(expected, seen, [_quantities(neighbour, place) for neighbour in near])
     except NotFinite as error:
         raise AssertionError(
             f"nothing can be told of this training: with each weight changed by one unit in its last place {error}; "

@@ -198,7 +198,7 @@ def fork_rank(
 
     Args:
         number: the rank's number on this machine.
-        others: connections that the rank must close, so that the other ends see when they are closed here.
+        others: connections of the parent that the rank must close, so that only the parent keeps them open.
         output: files for its stdout and stderr.
         stack: releases this process's resources for it.
 
@@ -239,8 +239,8 @@ def fork_rank(
 def _name_semaphores(prefix: str) -> None:
     """Give the semaphores of ``multiprocessing`` in this process and its children a known prefix.
 
-    If ``multiprocessing`` does not fork (importing DeepSpeed 0.17.1 has that effect), a semaphore exists until it is
-    removed, which a rank does not do if it is killed, or exits without the interpreter's shutdown.
+    If ``multiprocessing`` does not fork (importing DeepSpeed 0.17.1 has that effect), a semaphore exists until somebody
+    removes it. A rank that is killed, or that exits without the interpreter's shutdown, does not remove its own.
     """
     multiprocessing.process.current_process()._config["semprefix"] = f"/{prefix}"  # type: ignore[attr-defined]
 

@@ -71,19 +71,21 @@ _LAUNCHER = "TRLCOMPAT_LAUNCHER"
 class Launcher:
     """Runs functions on N ranks under a strategy.
 
-    The first launch starts a server, which imports the stack once (about ten seconds); every launch forks fresh ranks
-    from it (about a second). Launches from several threads wait for each other; a timeout begins when its launch does.
-    Use it as a context manager, or call :meth:`close`.
+    The first launch starts a server, which imports the stack once (about ten seconds). Every launch forks fresh ranks
+    from that server (about a second). Launches from several threads run one after the other, and the timeout of each
+    starts when it begins. Use the launcher as a context manager, or call :meth:`close`.
 
     Args:
         device: ``"software"`` (the software accelerator), ``"cuda"`` (one GPU per rank) or ``"cpu"``.
         timeout: seconds that a launch may take by default.
         cluster: which machine of several this is; by default a single one.
-        relay: called with the result of each launch, and with the error that it is about to raise, if any, while it is
-            active; ranks then record their warnings and log records. Pytest's fixtures give them again in the test.
-        live: print what ranks print while they run, each line with its rank.
-        debug: a context for each launch that lends one rank a terminal; launches then have no timeout.
-        preload: modules that a server imports with the stack, so that ranks need not; those of a project under test.
+        relay: is called after each launch, while it is active, with the result and with the error that the launch is
+            about to raise, if any. Ranks then record their warnings and log records, and pytest's fixtures repeat these
+            in the test.
+        live: print the output of ranks while they run, and the rank in front of each line.
+        debug: makes a context for each launch, in which one rank has the terminal. Launches then have no timeout.
+        preload: modules of the project under test, which the server imports together with the stack, so that ranks need
+            not import them.
     """
 
     def __init__(
@@ -158,31 +160,32 @@ class Launcher:
         """Run ``function(*args, **kwargs)`` on every rank.
 
         Args:
-            function: any function. It and its arguments are sent to the ranks by cloudpickle, functions of test
-                modules by value. Import the stack inside it, so that the test process does not.
+            function: any function. Cloudpickle sends it and its arguments to the ranks; functions of test modules are
+                sent by value. Import the stack inside the function, so that the test process does not import it.
             strategy: its name (see :data:`pytest_trlcompat.strategies.NAMES`), a :class:`Strategy`, or the path
                 of an Accelerate configuration file, as text or as a ``Path``.
-            world_size: number of ranks, 1 to 8 on each machine, and on CUDA at most the number of GPUs; by default
-                that of the configuration file, else 2 (1 with one GPU), and 1 for ``single``.
+            world_size: number of ranks: 1 to 8 on each machine, and on CUDA at most the number of GPUs. The default is
+                1 for ``single``, else the number in the configuration file, else 2 (1 with one GPU).
             options: the strategy's options, see :func:`pytest_trlcompat.launch.strategy.strategy`.
-            timeout: seconds, from the fork on. The command of a cold launch has as long again to start the ranks.
-            env: environment variables for the ranks, besides those of the test process and of the strategy.
+            timeout: seconds from the fork on. The command of a cold launch has the same time in addition, to start the
+                ranks.
+            env: environment variables for the ranks, in addition to those of the test process and of the strategy.
             check: raise an error when any rank fails; with ``False`` the result is returned anyway.
             raises: ``"launch"`` for a :class:`LaunchError` when a rank fails; ``"original"`` for the exception that the
                 first failed rank raised, with the :class:`LaunchError` as its cause.
             sharded: require that the function builds an engine of the strategy (DDP, FSDP, DeepSpeed).
             seed: random seed of Python, NumPy and torch in every rank.
-            device: instead of the launcher's.
+            device: replaces the launcher's.
             mode: ``"warm"``, or ``"cold"`` for new interpreters, started by a real launcher's command.
             command: for a cold launch: ``"accelerate"`` (``accelerate launch``), ``"torchrun"`` or ``"deepspeed"``.
-            kwargs: keyword arguments of the function, for those with a name from this list: ``kwargs={"seed": 7}``.
-            more: its other keyword arguments.
+            kwargs: keyword arguments of the function whose names are in this list: ``kwargs={"seed": 7}``.
+            more: all other keyword arguments of the function.
 
         Raises:
             LaunchError: a rank failed (root cause first), the launch timed out, the server could not be started, or
                 the system refused something that a launch needs.
-            pytest.skip.Exception: a rank called ``pytest.skip``, and none failed for another reason; likewise of
-                ``pytest.xfail`` and ``pytest.fail``.
+            pytest.skip.Exception: a rank called ``pytest.skip``, and no rank failed for another reason. The same holds
+                for ``pytest.xfail`` and ``pytest.fail``.
             StrategyError: the strategy or its options are invalid; StrategyAbsent: this stack does not have it.
             ClusterError: the ranks cannot be distributed evenly over the machines.
             ValueError: an invalid world size, or an unknown device, mode or command.
@@ -242,23 +245,24 @@ class Launcher:
 
         Args:
             words: ``["python", "-m", "package.module", ...]``, ``["python", "script.py", ...]``, ``["script.py", ...]``
-                or the name of an installed command that is Python. Of ``accelerate launch``, ``torchrun`` and
-                ``deepspeed`` the words say what runs, and their options the strategy and the number of ranks; a
-                command that starts one of them gets this launch's ranks for it.
-            strategy: as in a launch of a function, or what a launcher's options say; else ``"ddp"``.
-            world_size: likewise.
-            cwd: the working directory, from which paths are meant; by default that of the test process.
+                or the name of an installed command that is written in Python. A command may also begin with
+                ``accelerate launch``, ``torchrun`` or ``deepspeed``: their options then say the strategy and the number
+                of ranks, and the words after them what runs. If the program itself starts one of these launchers, the
+                ranks of this launch run what that launcher would.
+            strategy: as in a launch of a function. The default is what the launcher's options say, else ``"ddp"``.
+            world_size: as in a launch of a function. The default is what the launcher's options say.
+            cwd: the working directory, to which paths are relative. The default is that of the test process.
             sharded: require that the program builds an engine of the strategy (DDP, FSDP, DeepSpeed).
-            follow: what to do where the program starts another one of Python's in a process of its own, which would be
-                no rank: ``True``: each rank runs that in its own place; ``False``: it is left alone; by default the
-                launch fails, and says what was started.
+            follow: what happens if the program starts another Python program as a process, which would not be a rank.
+                With ``True`` each rank runs that program itself, with ``False`` the process is started as usual. By
+                default the launch fails, and the error names what was started.
             options, timeout, env, check, seed, device, mode: as in a launch of a function.
 
         Returns:
-            In ``values``, one exit status per rank, 0; in ``ranks``, what each printed.
+            ``values`` holds the exit status of each rank, which is 0; ``ranks`` holds what each rank printed.
 
         Raises:
-            LaunchError: as in a launch of a function; also where the program ends by another exit status than 0.
+            LaunchError: as in a launch of a function; also if the program ends with an exit status other than 0.
             CommandError: the command cannot run in ranks, or contradicts ``strategy`` or ``world_size``.
             StrategyError, ValueError, TypeError: as in a launch of a function.
         """

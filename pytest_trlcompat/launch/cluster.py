@@ -26,8 +26,8 @@ class Cluster:
         nnodes: number of machines.
         node_rank: number of this one, from 0.
         rdzv_endpoint: ``HOST:PORT`` of machine 0, reachable from every machine.
-        secret: what machines must know that meet there, the same on each. What the ranks then exchange is neither
-            encrypted nor protected by it, so a private network is required, as for torchrun.
+        secret: a text, the same on every machine, that a machine must know to take part. It does not protect or encrypt
+            what the ranks exchange afterwards, so a private network is required, as for torchrun.
 
     Raises:
         ClusterError: the settings contradict each other.

@@ -1,8 +1,8 @@
 """Cold launches: the same function through the real ``accelerate launch``, ``torchrun`` or ``deepspeed`` command.
 
-Slow, since every rank imports the stack again; warm launches are compared with them. The command starts one keeper
-process for each rank (:mod:`pytest_trlcompat.launch.keeper`), which receives the function over a socket in a folder
-that only this user can enter. Runs in the test process.
+Cold launches are slow, since every rank imports the stack again. Warm launches are compared with them. The command
+starts one keeper process for each rank (:mod:`pytest_trlcompat.launch.keeper`). The keeper receives the function over a
+socket in a folder that only this user can enter. Runs in the test process.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def launch(
         folder: an empty one that only this user can enter.
 
     Raises:
-        LaunchError: the command ended before every rank had started, or started other ranks than were asked for, or
-            had not started all of them when the launch's timeout had passed; with its output.
+        LaunchError: the command ended before every rank had started, started other ranks than were asked for, or had
+            not started all of them within the launch's timeout. The error contains the command's output.
     """
     mark = uuid.uuid4().hex
     started = time.monotonic()

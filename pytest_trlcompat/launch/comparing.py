@@ -1,10 +1,11 @@
 """Ranks on the plain CPU compare what each is about to do, so that mismatched collectives fail at once and name both.
 
-PyTorch's own wrapper of a process group does it. ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` turns it on, and must not be set
-for that: with torch 2.13 the constructor of DDP then ends by SIGSEGV, in ``c10d::Logger::set_env_variables``, which
-looks up the group's backend of type GLOO and takes the wrapper for gloo's own class. So each group is wrapped here:
-collectives, which are dispatched by the device of their tensors, go through the wrapper, and a look-up by type finds
-gloo itself. The software accelerator compares by itself, at less cost; with NCCL it would be expensive.
+PyTorch has a wrapper of process groups that does this. ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` would turn it on, but must
+not be set: with torch 2.13 the constructor of DDP then ends with SIGSEGV in ``c10d::Logger::set_env_variables``, which
+looks up the group's backend of type GLOO and takes the wrapper for gloo's own class. Therefore each group is wrapped
+here. Collectives are dispatched by the device of their tensors and go through the wrapper, while a look-up by type
+finds gloo itself. The software accelerator makes its own comparison, at less cost. With NCCL the wrapper would be
+expensive.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A debugger in one rank: it gets the terminal of the test process, and nothing ends it for taking long.
 
-A rank is in a session of its own, so that the terminal does not control it: it may read from it at any time, and Ctrl-C
-reaches the test process, which ends the launch.
+A rank is in a session of its own, so the terminal does not control it. The rank may read from the terminal at any time,
+and Ctrl-C reaches the test process, which ends the launch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which environment variables are read while a server imports the stack: a rank cannot change those afterwards.
 
-``HF_HOME`` and ``TRANSFORMERS_VERBOSITY`` are such ones. A launch that gives one of them another value than the server
-had gets a server of its own. No list names these variables: the server records what is read. What compiled code reads
-by ``getenv`` is not seen.
+``HF_HOME`` and ``TRANSFORMERS_VERBOSITY`` are two of them. A launch that gives one of them another value than the
+server had gets a server of its own. No list names these variables, since the server records which ones are read.
+Variables that compiled code reads by ``getenv`` are not seen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keeps one rank of a cold launch: ``python -m pytest_trlcompat.launch.keeper SOCKET``, started by a real launcher.
 
-Receives the launch over the socket, forks the rank, which then imports the stack, and reports how it ended, so that the
-real cause of a rank's death is known and not only what the launcher reports.
+The keeper receives the launch over the socket and forks the rank, which then imports the stack. It reports how the rank
+ended, so that the real cause of a rank's death is known, and not only what the launcher says about it.
 """
 
 from __future__ import annotations

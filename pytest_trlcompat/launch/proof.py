@@ -1,9 +1,9 @@
 """Proof, from inside a rank, that the launch is as requested: no silent downgrade.
 
-Accelerate on plain CPU turns FSDP into DDP, and newer releases into one process. So each rank records every engine
-that its function builds (see :mod:`pytest_trlcompat.launch.engines`), and the launch fails unless world size,
-distributed type, device and sharding are as requested. Engines are judged one by one, since a reference model that is
-sharded says nothing of the policy, and the test process compares the ranks' engines.
+Accelerate on a plain CPU turns FSDP into DDP, and newer releases turn it into one process. Therefore each rank records
+every engine that its function builds (see :mod:`pytest_trlcompat.launch.engines`). The launch fails unless world size,
+distributed type, device and sharding are as requested. Engines are judged one by one, since a sharded reference model
+proves nothing about the policy. The test process compares the engines of all ranks.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class Expectation:
 
     Attributes:
         distributed_type: Accelerate's, of an ``Accelerator``.
-        distributed_type_at_first: the same while there is none. Only the Accelerator sets FSDP; with TrainingArguments
-            alone it cannot be distinguished from DDP.
-        engine: the kind that the function must build; ``None`` for none.
-        required: of the engine, by its family: the stage of DeepSpeed, the sharding strategy of FSDP1.
+        distributed_type_at_first: Accelerate's, as long as there is no ``Accelerator``. Only an ``Accelerator`` sets
+            FSDP: with TrainingArguments alone FSDP cannot be distinguished from DDP.
+        engine: the kind of engine that the function must build; ``None`` if it need not build one.
+        required: what the family of the strategy requires of the engine: the stage of DeepSpeed, the sharding strategy
+            of FSDP1.
     """
 
     strategy: str

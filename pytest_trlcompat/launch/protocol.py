@@ -1,7 +1,8 @@
 """Framed messages between the test process, its server, the keepers of cold ranks, and the ranks.
 
-They are unpickled, so no other user can send any: they go over inherited socket pairs, which have no name, or, from
-keepers, over a socket in a folder that only this user can enter, where the peer's user is checked too.
+The messages are unpickled, so no other user must be able to send one. They go over inherited socket pairs, which have
+no name. Keepers send theirs over a socket in a folder that only this user can enter, and the peer's user is checked
+too.
 """
 
 from __future__ import annotations

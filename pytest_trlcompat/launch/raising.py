@@ -27,9 +27,9 @@ def outcome_of(error: BaseException) -> str | None:
 def error_of(result: LaunchResult, raises: str) -> BaseException:
     """The exception for a failed launch.
 
-    Where every rank that failed by itself was ended by ``pytest.skip``, ``pytest.xfail`` or ``pytest.fail``, it is the
-    one of the first; else a :class:`LaunchError`, or with ``raises="original"`` what that rank raised, caused by the
-    :class:`LaunchError`.
+    If ``pytest.skip``, ``pytest.xfail`` or ``pytest.fail`` ended every rank that failed by itself, it is the exception
+    of the first of these ranks. Otherwise it is a :class:`LaunchError`, or with ``raises="original"`` the exception of
+    the first rank that failed, with the :class:`LaunchError` as its cause.
     """
     error = LaunchError(result.describe(), result)
     cause = result.root_cause

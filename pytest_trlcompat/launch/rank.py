@@ -39,7 +39,7 @@ def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output
 
     Args:
         rank: its number among the ranks of this machine.
-        parent: process id of the server or keeper that forked it; when that ends, so does the rank.
+        parent: process id of the server or keeper that forked the rank. When that process ends, the rank ends too.
         output: descriptors of files for its stdout and stderr.
     """
     status, process = 1, os.getpid()
@@ -64,12 +64,12 @@ def run(spec: LaunchSpec, rank: int, channel: socket.socket, parent: int, output
 
 
 def _wait_for_the_others(channel: socket.socket) -> None:
-    """Keep this process's connections open until every rank has returned or failed, which the other end says.
+    """Keep this process's connections open until the parent says that every rank has returned or failed.
 
-    A process that ends right after a collective resets connections, from which another rank may still have to read what
-    the collective sent: gloo's "Connection reset by peer" there.
+    A process that ends right after a collective resets its connections. Another rank may still have to read from them
+    what the collective sent, and then fails with gloo's "Connection reset by peer".
     """
-    # Not for long: a rank that waits in a collective for one that has returned learns it by the connection's end.
+    # Not for long: a rank that waits in a collective for one that has returned notices it by the connection's end.
     with contextlib.suppress(OSError):
         channel.settimeout(_LINGER)
         channel.recv(1)
@@ -123,10 +123,11 @@ def _become_rank(spec: LaunchSpec, rank: int, parent: int, output: tuple[int, in
 
 
 def _use_batch_scheduling() -> None:
-    """Do not let processes that this rank wakes preempt it, if the system allows that.
+    """Prevent processes that this rank wakes from preempting it, if the system allows that.
 
-    Gloo holds a connection's lock while it sends, and its other thread spins until it is free. If the receiver preempts
-    a sender that has woken it, the lock stays held: on two cores a small collective then takes three times as long.
+    Gloo holds a connection's lock while it sends, and its other thread spins until the lock is free. If the receiver
+    preempts the sender that woke it, the lock stays held, and a small collective on two cores takes three times as
+    long.
     """
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

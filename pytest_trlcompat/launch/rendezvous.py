@@ -32,8 +32,9 @@ _hosts: dict[tuple[str, int], int] = {}
 def rendezvous(spec: LaunchSpec) -> Iterator[tuple[LaunchSpec, Callable[[], None]]]:
     """Yield ``spec`` with the address of the ranks' store, and a function to call once they are forked.
 
-    Every launch has its own store, on a port that the system chose and that is bound already. Machine 0 listens where
-    the others can reach it, and tells the port to those that know the secret. The store itself asks for none.
+    Every launch has its own store, on a port that the system has chosen and that is already bound. Machine 0 listens
+    where the other machines can reach it, and tells the port to those that know the secret. The store itself asks for
+    no secret.
 
     Raises:
         PermissionError: this machine's secret is not that of machine 0.

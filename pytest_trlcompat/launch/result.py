@@ -42,9 +42,10 @@ class Failure:
         type_name: the class's own name, ``RuntimeError``.
         mro: the names of the class and of its bases.
         traceback: the whole formatted traceback, as text.
-        artefact: the limit of the software accelerator that caused it, if any; it then says nothing about the library.
-        outcome: ``"skip"``, ``"xfail"`` or ``"fail"``, where it is pytest's exception of that function.
-        pickled: the exception itself, where the launch asked for it.
+        artefact: the limit of the software accelerator that caused the exception, if any. Such an exception proves
+            nothing about the library.
+        outcome: ``"skip"``, ``"xfail"`` or ``"fail"`` if that function of pytest raised the exception.
+        pickled: the exception itself, if the launch asked for it.
     """
 
     type_name: str

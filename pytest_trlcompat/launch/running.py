@@ -54,10 +54,10 @@ class Run:
         return repr(self.program)
 
     def __call__(self) -> int:
-        """Run the program to its end: its threads that are no daemons have ended, its exit handlers have run.
+        """Run the program to its end: until its non-daemon threads have ended and its exit handlers have run.
 
-        Where it starts a launcher of ranks, this rank runs what those would, within the call that starts it; see
-        :mod:`pytest_trlcompat.launch.nested`.
+        If the program starts a launcher of ranks, this rank runs what those ranks would run, within the call that
+        starts the launcher; see :mod:`pytest_trlcompat.launch.nested`.
 
         Returns:
             0.

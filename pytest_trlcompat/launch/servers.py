@@ -76,7 +76,7 @@ class Servers:
                 exits.callback(server.stop)
 
     def _key(self, device: str, variables: Mapping[str, str]) -> ServerKey:
-        """The server for a launch: the device's own, or one whose imports have read other variables than its."""
+        """The server for a launch: the device's own, or one that imported the stack with other variables."""
         # Only a server's own imports tell which variables they read, so the device's own is started in any case.
         first = self._server((device, frozenset()), functools.partial(self._environment, device))
         return device, import_variables.differing(first.read, first.environment, variables)
@@ -102,7 +102,7 @@ class Servers:
         return server
 
     def _make_room(self) -> None:
-        """Of the servers with variables of their own, end the one that was not used for the longest time."""
+        """End the least recently used of the servers with variables of their own."""
         others = [key for key in self._servers if key[1]]
         if len(others) >= MAX_OTHER_SERVERS:
             self._forget(others[0])

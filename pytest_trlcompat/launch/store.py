@@ -1,7 +1,8 @@
 """The store in which the ranks of a launch on one machine meet: a file that only this user can reach.
 
-PyTorch's own way, a ``TCPStore`` at ``MASTER_ADDR`` and ``MASTER_PORT``, checks nothing: every user of the machine can
-read and write it, and where a rank or a launcher's agent hosts it, it listens on all interfaces. Runs inside the ranks.
+PyTorch's own way is a ``TCPStore`` at ``MASTER_ADDR`` and ``MASTER_PORT``, which checks nothing: every user of the
+machine can read and write it. If a rank or a launcher's agent hosts it, it listens on all interfaces. Runs inside the
+ranks.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _MODULE, _HANDLERS = "torch.distributed.rendezvous", "_rendezvous_handlers"
 
 
 def use_file(path: str) -> None:
-    """Have ``env://``, at which every library meets that names no address, take its store from files at ``path``.
+    """Let ``env://``, where every library meets that names no address, take its store from files at ``path``.
 
-    Each process group that is initialised that way after another was destroyed has a file of its own. Where there is no
-    ``torch.distributed``, nothing is done.
+    A process group that is initialised after another one was destroyed gets a new file, since it would take the keys of
+    the first group for its own. Without ``torch.distributed`` nothing is done.
 
     Raises:
         RuntimeError: this torch keeps its handlers elsewhere, and would open a port.

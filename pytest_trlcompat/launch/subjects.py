@@ -1,8 +1,9 @@
 """Has each collective of a rank say what it is of: which parameters an engine gathers, or whose gradients it reduces.
 
-Ranks that gather different parameters of equal size exchange them without an error, and train on the wrong ones: so
-experts that each rank chooses for itself under ZeRO-3. Operation, shape and dtype are the same on both; what differs,
-the engine alone knows. The software accelerator compares it over ranks before each collective, and names both sides.
+Ranks that gather different parameters of equal size exchange them without an error, and train on the wrong ones. This
+happens under ZeRO-3 if each rank chooses experts for itself. Operation, shape and dtype are the same on both ranks;
+only the engine knows what differs. The software accelerator compares that over ranks before each collective, and names
+both sides.
 
 The engines' functions are wrapped in ranks on the software accelerator alone, and only those that this release has;
 what they do stays as it is. Imports nothing of the stack: it looks at what is imported.

@@ -49,15 +49,15 @@ class Server:
         device: ``software``, ``cuda`` or ``cpu``.
         devices: the largest number of software accelerators that its ranks can see.
         environment: its environment variables.
-        project_modules: packages of the project under test that it imports, too.
+        project_modules: packages of the project under test, which the server imports as well.
 
     Attributes:
-        environment: the variables that it was given.
-        preloaded: those packages, and the seconds that each took.
+        environment: the environment variables of the server.
+        preloaded: the packages of the project, each with the seconds that its import took.
         read: names of the variables that were read while it imported the stack.
 
     Raises:
-        LaunchError: it could not be started; with its output.
+        LaunchError: the server could not be started. The error contains the server's output.
         OSError: the system refused a process or a descriptor.
     """
 
@@ -102,7 +102,7 @@ class Server:
 
     @property
     def death(self) -> str | None:
-        """How it ended by itself; ``None`` while it runs."""
+        """How the server ended by itself; ``None`` while it runs."""
         status = self._process.poll()
         return None if status is None else describe_exit(status)
 
@@ -110,8 +110,8 @@ class Server:
         """Run a launch.
 
         Raises:
-            Refused: it could not begin the launch.
-            LaunchError: it died, or did not answer in time.
+            Refused: the server could not begin the launch.
+            LaunchError: the server died, or did not answer in time.
         """
         marked = replace(spec, environment={**spec.environment, MARK: self._mark})
         meeting = spec.timeout if spec.cluster.nnodes > 1 else 0.0  # which has as long again

@@ -10,13 +10,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pytest_trlcompat._escaping import printable
 from pytest_trlcompat._secrets import redacted
-from pytest_trlcompat.matrix import cuda, disk, downstream, hashes, locks, own_coverage, process, shards, torch_axis
+from pytest_trlcompat.matrix import disk, downstream, locks, own_coverage, shards, torch_axis
 from pytest_trlcompat.matrix import tools as tool_locks
 from pytest_trlcompat.matrix.arguments import (
     FULL,
@@ -28,27 +27,22 @@ from pytest_trlcompat.matrix.arguments import (
     requested_added,
     requested_pairwise,
 )
-from pytest_trlcompat.matrix.cells import PAIRS_TAG, Cell, Matrix
+from pytest_trlcompat.matrix.cells import Cell, Matrix
 from pytest_trlcompat.matrix.engines import local_session, places
 from pytest_trlcompat.matrix.engines import options as engine_options
 from pytest_trlcompat.matrix.engines import session as ray_session
 from pytest_trlcompat.matrix.engines.local_session import after
-from pytest_trlcompat.matrix.environments import Environment, ensure, ensure_tools, install_hashed, prune
+from pytest_trlcompat.matrix.environments import Environment, prune
 from pytest_trlcompat.matrix.errors import MatrixError
-from pytest_trlcompat.matrix.files import explained_os_errors, write_whole
 from pytest_trlcompat.matrix.job import CellJob, run_cell
 from pytest_trlcompat.matrix.layout import Layout
+from pytest_trlcompat.matrix.lock_renewal import LockRenewal
 from pytest_trlcompat.matrix.parsing import parse_pins, read_matrix
 from pytest_trlcompat.matrix.results import Outcome, success
 from pytest_trlcompat.matrix.suite_choice import chosen_tests
-from pytest_trlcompat.matrix.suite_run import inherited_variables
 from pytest_trlcompat.matrix.sweep import Sweep
-from pytest_trlcompat.matrix.uv import BUILT_FROM_SOURCE, WHEELS_ONLY, uv_cached_first
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from pytest_trlcompat.matrix.tool_environments import Environments, variables_of
+from pytest_trlcompat.matrix.uv import WHEELS_ONLY, uv_cached_first
 
 __all__ = ["Project"]
 
@@ -56,16 +50,6 @@ __all__ = ["Project"]
 def _say(text: str) -> None:
     """Flushed, so that a line appears before the output of the child process that it announces."""
     print(printable(redacted(text)), flush=True)
-
-
-_BUILDS_PROJECT = ("hatchling", "editables")
-"""What installs this project as editable."""
-
-MISSING = "--missing"
-"""Option of the session ``lock``: only cells whose lock is missing or out of date."""
-
-TOOLS = "--tools"
-"""Option of the session ``lock``: the tools alone, no cells."""
 
 
 class Project:
@@ -80,7 +64,8 @@ class Project:
         self._due: tuple[str, ...] = ()
         self._tables = False
         self.local = local_session.LocalSession(self.layout, self.sweep, self.say)
-        self.ray = ray_session.RaySession(self.layout, self.sweep, self.tools, _variables)
+        self.environments = Environments(self.matrix, self.layout, self.say)
+        self.ray = ray_session.RaySession(self.layout, self.sweep, self.environments.tools, variables_of)
         if self.sweep.outermost:
             # nox has no hook for the end of all sessions that also works after a failure or Ctrl-C, and under
             # --parallel, where sessions run in other processes. The exit of the outermost nox is that end.
@@ -195,7 +180,7 @@ class Project:
             named = [self._with_torch(cell_id, options) for cell_id in self._named]
             chosen = self._selection(options.full, options.pairwise, options.torch, options.shard, options.added)
             tests = {} if options.issues else {cell.id: self._chosen_tests(cell, options) for cell in named or chosen}
-            self.ray.run(named or chosen, options, self._metadata(), tests)
+            self.ray.run(named or chosen, options, self.environments.metadata(), tests)
         self.ray.check(session)
 
     def free_cell(self, arguments: Sequence[str]) -> None:
@@ -221,94 +206,15 @@ class Project:
                 cell = dataclasses.replace(cell, date=cell.date or locks.find_date(self.matrix, cell))
             cell = torch_axis.with_torch(self.matrix, self.layout, cell, options.torch)
         if options.ray is not None:
-            self.ray.run([cell], options, self._metadata())
+            self.ray.run([cell], options, self.environments.metadata())
             self.ray.check(cell.id)
             return
         self._announce([cell])
         self._run(cell, options)
 
     def renew_locks(self, arguments: Sequence[str], known_tools: Sequence[tool_locks.Tool] = ()) -> None:
-        """Resolve cells and write their locks: those named; with ``--missing`` those without a valid lock; or all.
-
-        All are the cells of the matrix and those of ``--torch dated``, the libraries of each torch's CUDA build, and
-        ``known_tools``, which ``--tools`` renews alone. Locks of cells that are no longer in the matrix are removed.
-        """
-        missing = MISSING in arguments
-        if TOOLS in arguments:
-            if set(arguments) - {TOOLS, MISSING}:
-                raise MatrixError(f"{TOOLS} renews the locks of tools alone; leave out the cells, or {TOOLS}")
-            with explained_os_errors():
-                self._renew_tools(known_tools, missing)
-                self._renew_hashes()
-                self._write_runner(known_tools)
-            return
-        cell_ids = [argument for argument in arguments if argument != MISSING]
-        named = [torch_axis.find(self.matrix, self.layout, cell_id) for cell_id in cell_ids]
-        with explained_os_errors():
-            if named:
-                self._renew(named, missing)
-            else:
-                self._renew_tools(known_tools, missing)
-                self._renew_cuda_libraries(missing)
-                self._renew([cell for cell in self.matrix.cells if PAIRS_TAG not in cell.tags], missing)
-                # After the others, since the torch of a dated cell follows from the date of its other lock.
-                others = {cell.id for cell in self.matrix.cells}
-                self._renew([cell for cell in self._with_kept_locks() if cell.id not in others], missing)
-            for path in locks.strays(self._with_kept_locks(), self.layout):
-                path.unlink()
-                self.say(f"{path.stem}: not a cell of the matrix, its lock is removed")
-            for path in cuda.strays(self.matrix, self.layout):
-                path.unlink()
-                self.say(f"{path.stem}: not a release of torch in the matrix, its CUDA libraries are removed")
-            self._renew_hashes()
-            self._write_runner(known_tools)
-
-    def _renew_tools(self, known_tools: Sequence[tool_locks.Tool], missing: bool) -> None:
-        for tool in known_tools:
-            if not missing or tool_locks.kept(tool, self.layout) is None:
-                lock = tool_locks.renew(tool, self.matrix, self.layout)
-                self.say(f"{tool.id}: {len(lock.packages)} packages as of {lock.date}")
-        for path in tool_locks.strays(known_tools, self.layout):
-            path.unlink()
-            self.say(f"{path.stem}: not a tool of the noxfile, its lock is removed")
-
-    def _write_runner(self, known_tools: Sequence[tool_locks.Tool]) -> None:
-        for tool in known_tools:
-            if tool.name == tool_locks.RUNNER and (lock := tool_locks.kept(tool, self.layout)) is not None:
-                write_whole(self.layout.runner, tool_locks.runner_text(lock, self.layout))
-
-    def _renew(self, cells: Iterable[Cell], missing: bool) -> None:
-        for cell in cells:
-            if not missing or locks.kept(self.matrix, cell, self.layout) is None:
-                lock = locks.renew(self.matrix, cell, self.layout)
-                self.say(f"{cell.id}: {len(lock.packages)} packages as of {lock.date}")
-
-    def _renew_cuda_libraries(self, missing: bool) -> None:
-        for torch in self.matrix.torch:
-            if not missing or not cuda.kept(torch, self.layout):
-                libraries = cuda.renew(self.matrix, torch, self.layout)
-                self.say(f"torch {torch}: {len(libraries.packages)} CUDA libraries as of {libraries.date}")
-
-    def _renew_hashes(self) -> None:
-        releases: dict[str, set[str]] = {self.matrix.python: set()}
-        torches = {(torch, self.matrix.python) for torch in self.matrix.torch}
-        files = [*self.layout.locks.glob("*.txt"), *self.layout.tool_locks.glob("*.txt")]
-        for lock in [locks.read_lock(path) for path in files]:
-            releases.setdefault(lock.python, set()).update(lock.releases)
-            torches.add((lock.packages.get("torch", ""), lock.python))
-        for torch, python in torches:
-            if cuda.kept(torch, self.layout):
-                releases[python].update(cuda.libraries_of(torch, python, self.layout).requirements)
-        for python, added in hashes.renew(releases, self.layout).items():
-            if added:
-                self.say(f"Python {python}: the hashes of {_count(added, 'new release')}")
-        for name in BUILT_FROM_SOURCE:
-            built = {line for lines in releases.values() for line in lines if line.startswith(f"{name}==")}
-            if built:
-                self.say(f"{name}: {_count(built, 'release')} would be built from source; everything else is a wheel")
-
-    def _with_kept_locks(self) -> list[Cell]:
-        return torch_axis.cells_with_kept_locks(self.matrix, self.layout)
+        """Renew locks; see :meth:`pytest_trlcompat.matrix.lock_renewal.LockRenewal.renew`."""
+        LockRenewal(self.matrix, self.layout, self.say).renew(arguments, known_tools)
 
     def clean(self) -> None:
         """Remove the environments that belong to no lock: of the repository, of a sweep, of a bisection, or of a tool.
@@ -333,7 +239,7 @@ class Project:
         Raises:
             MatrixError: when there are no results, or the files cannot be written.
         """
-        tools = self.tools(*self.report_tool())
+        tools = self.environments.tools(*self.environments.report_tool())
         rest = [word for word in arguments if word not in ("--publish", "--pages")]
         publish = [part for word in arguments if word not in rest for part in (word, str(self.layout.root))]
         history = ["--history", str(self.layout.root)]
@@ -341,48 +247,13 @@ class Project:
         command = [*program, str(self.layout.results), *history, *rest, *publish]
         # The report is printed by a child process; what was printed here must come first.
         sys.stdout.flush()
-        done = subprocess.run(command, cwd=self.layout.root, env=_variables(tools), check=False)
+        done = subprocess.run(command, cwd=self.layout.root, env=variables_of(tools), check=False)
         if done.returncode != 0:
             raise MatrixError("the report could not be made, for the reason printed above")
 
-    def report_tool(self) -> tuple[str, list[str]]:
-        """Name and requirements of the environment that makes reports."""
-        needed = [
-            requirement
-            for requirement in self._metadata()["dependencies"]
-            if requirement.startswith(("packaging", "tomli"))
-        ]
-        return "report", [*needed, *self.extra("report")]
-
     def test_downstream(self, arguments: Sequence[str]) -> None:
         """Test real projects with this one installed; see :func:`pytest_trlcompat.matrix.downstream.session`."""
-        downstream.session(self.matrix, self.layout, arguments, self.say, self.run_in)
-
-    def run_in(self, environment: Environment, command: Sequence[str]) -> None:
-        """Run a program of an environment in the checkout. It leaves no process behind.
-
-        Raises:
-            MatrixError: when it fails.
-        """
-        self.run_all_in(environment, [command])
-
-    def run_all_in(self, environment: Environment, commands: Sequence[Sequence[str]]) -> None:
-        """Run all of several programs, even if one fails.
-
-        Raises:
-            MatrixError: names the ones that failed.
-        """
-        failed = []
-        for command in commands:
-            program = [str(environment.root / "bin" / command[0]), *command[1:]]
-            with environment.used():
-                status = process.run(program, env=_variables(environment), cwd=self.layout.root)
-            if status != 0:
-                failed.append(f"{' '.join(command)} ended with exit status {status}")
-        # What these programs import was compiled by them alone; environments that are built later take it over.
-        environment.share_modules()
-        if failed:
-            raise MatrixError("; ".join(failed))
+        downstream.session(self.matrix, self.layout, arguments, self.say, self.environments.run_in)
 
     def measure_coverage(
         self,
@@ -412,73 +283,13 @@ class Project:
                     afterwards.callback(uv_cached_first, ["pip", "uninstall", *python, "coverage"])
                 uv_cached_first(["pip", "install", *WHEELS_ONLY, *python, *coverage])
                 try:
-                    self.run_in(environment, own_coverage.run_command([*arguments, *pytest_arguments]))
+                    self.environments.run_in(environment, own_coverage.run_command([*arguments, *pytest_arguments]))
                 except MatrixError as error:
                     failed.append(str(error))
-            self.run_all_in(environment, own_coverage.reporting_commands())
+            self.environments.run_all_in(environment, own_coverage.reporting_commands())
         self.say(own_coverage.format_totals(self.layout.root))
         if failed:
             raise MatrixError("; ".join(failed))
-
-    # Environments
-
-    def stack(self, cell_id: str) -> Environment:
-        """The environment of a cell of the matrix, with this project installed."""
-        cell = torch_axis.find(self.matrix, self.layout, cell_id)
-        lock = locks.lock_for(self.matrix, cell, self.layout)
-        return ensure(lock, self.layout, self.say)
-
-    def tools(
-        self, name: str, requirements: Sequence[str], *, project: bool = False, python: str | None = None
-    ) -> Environment:
-        """An environment with tools, as their lock says; with ``project``, also this project and its dependencies.
-
-        Args:
-            python: the version of the interpreter (``3.12``); ``None``: that of the running one.
-        """
-        tool = self.tool(name, requirements, project=project, python=python)
-        return ensure_tools(tool_locks.lock_for(tool, self.matrix, self.layout), self.layout, self.say, project=project)
-
-    def tool(
-        self, name: str, requirements: Sequence[str], *, project: bool = False, python: str | None = None
-    ) -> tool_locks.Tool:
-        """What :meth:`tools` makes an environment of."""
-        ours = [*self._metadata()["dependencies"], *_BUILDS_PROJECT] if project else []
-        running = f"{sys.version_info.major}.{sys.version_info.minor}"
-        return tool_locks.Tool(name, (*requirements, *ours), python or running)
-
-    def locked(self, tool: tool_locks.Tool, packages: Collection[str]) -> list[str]:
-        """Packages of a tool's lock, as ``coverage==7.13.0``."""
-        lock = tool_locks.lock_for(tool, self.matrix, self.layout)
-        return [f"{name}=={lock.packages[name]}" for name in packages]
-
-    def bisect_tools(self, requirements: Sequence[str], words: Sequence[str]) -> Environment:
-        """The environment of bisect, with Ray if the command line asks for that engine."""
-        ray = engine_options.of_words(words)
-        if ray is None:
-            return self.tools("bisect", requirements, project=True)
-        with_ray = [*requirements, *ray_session.ray_requirements(self.extra("ray"), ray.version)]
-        return self.tools("bisect-ray", with_ray, project=True, python=ray.python)
-
-    def extra(self, name: str) -> list[str]:
-        """The requirements of an extra of this project."""
-        return list(self._metadata()["optional-dependencies"][name])
-
-    def locked_releases(self, packages: Collection[str]) -> list[str]:
-        """Every release of these packages in the kept locks, as ``trl==1.17.0``."""
-        locked = [locks.read_lock(path).packages for path in self.layout.locks.glob("*.txt")]
-        return sorted({f"{name}=={lock[name]}" for lock in locked for name in packages if name in lock})
-
-    def unpack(self, release: str, environment: Environment, folder: str) -> Path:
-        """Install one release, ``trl==1.17.0``, without its dependencies into its own folder below ``folder``.
-
-        Args:
-            environment: contains build requirements, such as torch for DeepSpeed.
-        """
-        target = Path(folder, release)
-        options = ["--no-build-isolation", "--upgrade", "--target", str(target)]
-        install_hashed([release], self.matrix.python, str(environment.python), self.layout, *options)
-        return target
 
     # The end
 
@@ -519,15 +330,3 @@ class Project:
         if outcome.problem is not None:
             raise MatrixError(outcome.problem)
         self.say(success(outcome))
-
-    def _metadata(self) -> dict[str, Any]:
-        with open(self.layout.root / "pyproject.toml", "rb") as file:
-            return dict(tomllib.load(file)["project"])
-
-
-def _count(things: Collection[str], name: str) -> str:
-    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
-
-
-def _variables(environment: Environment) -> dict[str, str]:
-    return {**inherited_variables(), **environment.variables}

@@ -186,6 +186,7 @@ from pytest_trlcompat.reference.supervised import (
     SupervisedUndecided,
     supervised_evaluate,
     supervised_logs,
+    supervised_steps,
     supervised_train,
 )
 from pytest_trlcompat.reference.tokens import Tokens, pad, tokens_of
@@ -333,6 +334,7 @@ __all__ = [
     "step_mask",
     "supervised_evaluate",
     "supervised_logs",
+    "supervised_steps",
     "supervised_train",
     "synchronised",
     "token_shares",

@@ -25,7 +25,7 @@ An objective itself holds what it needs in addition to the policy, such as a ref
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,18 +153,21 @@ class SupervisedEvaluation:
 
 
 def supervised_train(
-    model: Any,
-    steps: Sequence[Sequence[Sequence[Batch]]],
-    settings: SupervisedSettings,
-    objective: Objective,
-    *,
-    after_step: Callable[[Any, int], None] | None = None,
+    model: Any, steps: Sequence[Sequence[Sequence[Batch]]], settings: SupervisedSettings, objective: Objective
 ) -> tuple[SupervisedStep, ...]:
-    """Train a copy of the model.
+    """All of :func:`supervised_steps`."""
+    return tuple(step for _, step in supervised_steps(model, steps, settings, objective))
+
+
+def supervised_steps(
+    model: Any, steps: Sequence[Sequence[Sequence[Batch]]], settings: SupervisedSettings, objective: Objective
+) -> Iterator[tuple[Any, SupervisedStep]]:
+    """Train a copy of the model, and yield after each step the policy as it then is, and the step.
+
+    What changes between steps in addition, such as a reference model, is changed before the next one is asked for.
 
     Args:
         steps: the batches of each optimizer step, ``steps[step][micro_batch][rank]``.
-        after_step: called with the policy and the number of steps made: to synchronise a reference model, say.
 
     Raises:
         ValueError: for a number of ranks that is not ``world_size``, and for an objective that leaves batches out.
@@ -172,7 +175,6 @@ def supervised_train(
     model = copy.deepcopy(model)
     stepper = Stepper(model, settings)
     total = settings.max_steps or len(steps)
-    trained_steps = []
     for number, batches in enumerate(steps):
         if any(len(ranks) != settings.world_size for ranks in batches):
             raise ValueError(f"step {number} has {[*map(len, batches)]} ranks, and world_size={settings.world_size}")
@@ -180,12 +182,10 @@ def supervised_train(
         loss = torch.stack([batch.loss for batch in measured]).sum()
         stepped = stepper.step(loss, stepper.learning_rate(number, total))
         after = stepper.learning_rate(number + 1, total)
-        trained_steps.append(
-            SupervisedStep(**vars(stepped), loss=float(loss.detach()), micro_batches=measured, next_learning_rate=after)
+        step = SupervisedStep(
+            **vars(stepped), loss=float(loss.detach()), micro_batches=measured, next_learning_rate=after
         )
-        if after_step is not None:
-            after_step(model, number + 1)
-    return tuple(_without_graphs(step) for step in trained_steps)
+        yield model, _without_graphs(step)
 
 
 def supervised_logs(

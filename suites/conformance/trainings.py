@@ -17,7 +17,7 @@ from pytest_trlcompat.launch import LaunchError
 from pytest_trlcompat.plugin.judging import Absent, Finding, Untestable
 
 from ..in_rank import models
-from ..launches import distinct, in_turn
+from ..launches import Turns, distinct
 from ..sharding.trainings import WORLD_SIZE, built_as_asked
 from . import reduction
 from .explanation import changes_what_follows, explained, failed_by
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pytest_trlcompat.catalog.issue import KnownIssue
-    from pytest_trlcompat.launch import LaunchResult
     from pytest_trlcompat.tiny import TinyModel
 
     from ..launches import LaunchCache
@@ -193,25 +192,20 @@ class ConformanceTrainings:
         self.launches(models.save_model, self.model, strategy="single")
         size = 1 if strategy == "single" else WORLD_SIZE
 
-        def launched(names: Sequence[str]) -> LaunchResult:
-            return self.launches(
-                *(
-                    driver.compare_with_reference,
-                    trainer,
-                    subject,
-                    self.model,
-                    {chosen: settings[chosen] for chosen in names},
-                ),
-                *(self.seed, partly),
+        turns = Turns(settings)
+        for names in turns:
+            chosen = {row_name: settings[row_name] for row_name in names}
+            launched = self.launches(
+                *(driver.compare_with_reference, trainer, subject, self.model, chosen, self.seed, partly),
                 strategy=strategy,
                 world_size=size,
-                **_longer(settings[chosen] for chosen in names),
+                **_longer(chosen.values()),
                 sharded=False,
                 check=False,
                 raises="original",
             )
-
-        tried = in_turn(settings, launched)
+            turns.judge(launched)
+        tried = turns.tried
         failures = {name: distinct(rank["failure"] for rank in training.ranks) for name, training in tried.items()}
         # Releases whose Trainer prepares its model alone cannot train under FSDP2; their failure tells.
         if strategy == "fsdp2":

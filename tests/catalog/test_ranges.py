@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
 from collections.abc import Callable
 
 import pytest
 from packaging.specifiers import SpecifierSet
 
 from pytest_trlcompat.catalog.ranges import ABSENT, ALL, Range, at, both, either, parse, pieces
+from tests.counting import calls
 
 TEXTS = (
     "",
@@ -186,22 +186,6 @@ def test_ranges_are_sets(seed: int) -> None:
 # What they cost
 
 
-def _calls(function: Callable[[], object]) -> int:
-    """How many functions are called, of Python or in C: it grows as the time does, and is the same every time."""
-    number = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal number
-        number += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return number
-
-
 def _exclusions(number: int) -> str:
     return ",".join(f"!=0.{minor}.{micro}" for minor in range(number // 10) for micro in range(10))
 
@@ -209,7 +193,7 @@ def _exclusions(number: int) -> str:
 @pytest.mark.parametrize(
     "cost",
     [
-        lambda n: _calls(lambda: parse(_exclusions(n))),
+        lambda n: calls(lambda: parse(_exclusions(n))),
         lambda n: _cost_of(n, lambda one, other: one & other),
         lambda n: _cost_of(n, lambda one, other: one | other),
         lambda n: _cost_of(n, lambda one, other: one.covers(other)),
@@ -225,14 +209,14 @@ def test_twice_the_specifiers_cost_twice_the_time(cost: Callable[[int], int]) ->
 
 def _cost_of(number: int, function: Callable[[Range, Range], object]) -> int:
     one, other = parse(_exclusions(number)), parse(_exclusions(number) + ",!=0.0.0.1")
-    return _calls(lambda: function(one, other))
+    return calls(lambda: function(one, other))
 
 
 def _cost_of_all(ranges: list[Range]) -> int:
-    return _calls(lambda: both(ranges))
+    return calls(lambda: both(ranges))
 
 
 def test_one_range_is_looked_up_in_many() -> None:
     many, few = parse(_exclusions(800)), parse(">=0.15,<0.18")
     for ask in (many.covers, many.meets, lambda other: other.covers(many), lambda other: other.meets(many)):
-        assert _calls(lambda ask=ask: ask(few)) < 100  # type: ignore[misc]
+        assert calls(lambda ask=ask: ask(few)) < 100  # type: ignore[misc]

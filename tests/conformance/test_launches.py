@@ -11,7 +11,7 @@ import pytest
 from pytest_trlcompat.conformance import sequential
 from pytest_trlcompat.launch import LaunchError, LaunchResult
 from pytest_trlcompat.launch.result import Failure, RankResult
-from suites.launches import in_turn
+from suites.launches import Turns
 
 NAMES = ("one", "two", "three")
 CLOSED = "RuntimeError: Connection closed by peer"
@@ -44,15 +44,13 @@ def ended(rank: int, *begun: str, raised: str = "", by_launcher: bool = True, at
 def tried(*results: tuple[RankResult, ...], timed_out: bool = False) -> tuple[dict[str, Any], list[Sequence[str]]]:
     """What becomes of :data:`NAMES` with these results, and what was launched."""
     asked: list[Sequence[str]] = []
-
-    def launch(names: Sequence[str]) -> LaunchResult:
+    turns = Turns(NAMES)
+    for names in turns:
         asked.append(list(names))
         first = len(asked) == 1
-        return LaunchResult("hold", "ddp", "software", results[len(asked) - 1], timed_out=timed_out and first)
-
-    made = in_turn(NAMES, launch)
-    assert set(made) == set(NAMES)
-    return made, asked
+        turns.judge(LaunchResult("hold", "ddp", "software", results[len(asked) - 1], timed_out=timed_out and first))
+    assert set(turns.tried) == set(NAMES)
+    return turns.tried, asked
 
 
 def failures(every: dict[str, Any]) -> dict[str, list[str | None]]:

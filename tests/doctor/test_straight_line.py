@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.passes import is_word, passes, upwards
+from benchmarks.passes import calls_back, importing, is_word, passes, upwards
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = {
@@ -37,6 +37,36 @@ def test_each_pair_of_files_counts_once_and_a_file_that_is_met_again_is_upwards(
     assert dict(found) == {("a.py", "b.py"): 4, ("b.py", "d.py"): 4, ("a.py", "c.py"): 1, ("c.py", "d.py"): 2}
     assert upwards(list(found)) == [("c.py", "d.py")]
     assert is_word("_e.py")
+
+
+UP = {
+    "a.py": "from toy_up import b\n\ndef main():\n    b.second(lambda: 1, Given())\n"
+    "    return list(b.third(x for x in 'ab'))\n\n\nclass Given:\n    def method(self):\n        return b.word()\n",
+    "b.py": "from typing import TYPE_CHECKING\nfrom toy_up import c\nif TYPE_CHECKING:\n    from toy_up import a\n\n"
+    "def second(hook, given):\n    return c.fourth(hook), given.method()\n\ndef third(given):\n    yield from given\n\n"
+    "def word():\n    return 1\n",
+    "c.py": "from toy_up import d\n\ndef fourth(hook):\n    return hook(), d.fifth()\n",
+    "d.py": "def fifth():\n    from toy_up import e\n    return e.sixth()\n",
+    "e.py": "def sixth():\n    return 1\n",
+}
+
+
+def test_a_call_into_a_file_that_imports_the_callers_is_a_call_back(tmp_path: Path) -> None:
+    folder = tmp_path / "toy_up"
+    folder.mkdir()
+    for name, text in {"__init__.py": "", **UP}.items():
+        (folder / name).write_text(text)
+    sys.path.insert(0, str(tmp_path))
+    try:
+        from toy_up import a  # type: ignore[import-not-found]
+
+        found = calls_back(a.main, folder)
+    finally:
+        sys.path.remove(str(tmp_path))
+    # A method of what was handed over, a hook that was handed on, and a generator that is used elsewhere.
+    assert dict(found) == {("b.py", "a.py"): 4, ("c.py", "a.py"): 1}
+    assert importing(folder)["e.py"] == {"a.py", "b.py", "c.py", "d.py"}
+    assert importing(folder)["b.py"] == {"a.py"}
 
 
 def test_an_answer_passes_from_file_to_file_at_most_fifteen_times_three_of_them_upwards() -> None:

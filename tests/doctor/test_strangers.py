@@ -18,6 +18,7 @@ from pytest_trlcompat.catalog.ranges import parse
 from pytest_trlcompat.doctor import command, diagnosis
 from pytest_trlcompat.doctor.files import MOST_BYTES
 from pytest_trlcompat.doctor.stack_spec import StackSpecError
+from tests.counting import calls
 
 from .asking import Ask, refused
 from .made_up import Run
@@ -240,22 +241,6 @@ def test_an_encoding_that_lacks_a_character_has_it_escaped(monkeypatch: pytest.M
 
 
 # What they cost
-
-
-def calls(function: Callable[[], object]) -> int:
-    """How many functions are called, of Python or in C: it grows as the time does, and is the same every time."""
-    number = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal number
-        number += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return number
 
 
 LONG: dict[str, Callable[[int], str]] = {

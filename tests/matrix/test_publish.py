@@ -137,7 +137,7 @@ def test_the_session_publishes_into_its_checkout(
     root = Path(__file__).resolve().parents[2]
     monkeypatch.setenv(Sweep.VARIABLE, "another")  # not the outermost nox, which would print a table at exit
     project = Project(root)
-    monkeypatch.setattr(project, "tools", lambda name, requirements: Environment(tmp_path))
+    monkeypatch.setattr(project.environments, "tools", lambda name, requirements: Environment(tmp_path))
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:

@@ -358,8 +358,8 @@ def test_coverage_is_reported_also_when_tests_fail_and_leaves_environments_as_th
     monkeypatch.setattr(
         sessions, "uv_cached_first", lambda arguments: ran.append((arguments[-2], f"{arguments[1]} coverage"))
     )
-    monkeypatch.setattr(stage.project, "run_in", run)
-    monkeypatch.setattr(stage.project, "run_all_in", run_all)
+    monkeypatch.setattr(stage.project.environments, "run_in", run)
+    monkeypatch.setattr(stage.project.environments, "run_all_in", run_all)
     (root / own_coverage.JSON).parent.mkdir(parents=True)
     (root / own_coverage.JSON).write_text("of an earlier run")
     one, two = Environment(root / "one"), Environment(root / "two")
@@ -392,5 +392,5 @@ def test_what_the_programs_of_a_session_have_compiled_is_shared_also_where_one_f
     monkeypatch.setattr("pytest_trlcompat.matrix.process.run", run)
     monkeypatch.setattr(Environment, "share_modules", lambda environment: ran.append(f"share {environment.root.name}"))
     with pytest.raises(MatrixError, match="^mypy ended with exit status 1$"):
-        stage.project.run_all_in(Environment(stage.project.layout.root / "lint-1"), [["ruff"], ["mypy"]])
+        stage.project.environments.run_all_in(Environment(stage.project.layout.root / "lint-1"), [["ruff"], ["mypy"]])
     assert ran == ["ruff", "mypy", "share lint-1"]

@@ -36,6 +36,13 @@ class Bigrams(torch.nn.Module):
         return self.table[input_ids]
 
 
+def tilted() -> Bigrams:
+    """After 2: 1/6, 1/6, 1/6, 1/2."""
+    table = torch.zeros(4, 4, dtype=torch.float64)
+    table[2, 3] = math.log(3)
+    return Bigrams(table)
+
+
 def uniform(words: int = 4) -> Bigrams:
     return Bigrams(torch.zeros(words, words, dtype=torch.float64))
 

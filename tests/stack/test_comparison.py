@@ -17,6 +17,7 @@ from pytest_trlcompat.conformance.comparison import (
     change,
     compare_with_reference,
     differing,
+    exceeds_floor,
     neighbours,
     stated,
 )
@@ -32,7 +33,7 @@ def quantity(
 
 
 def compare(expected: Quantity, found: torch.Tensor, *near: Quantity) -> list[Difference]:
-    return differing([expected], {PLACE: found}, lambda: [[each] for each in near or [expected]])
+    return differing([expected], {PLACE: found}, [[each] for each in near or [expected]])
 
 
 def test_what_summing_in_another_order_leaves_is_no_difference() -> None:
@@ -55,7 +56,7 @@ def test_a_first_step_that_rounding_changes_much_tells_nothing() -> None:
         compare(expected, torch.tensor([1.2], dtype=torch.float64), near)
     later = Quantity("values", "batch 1", torch.tensor([1.0]))
     found = {("values", "batch 1"): torch.tensor([1.2])}
-    assert differing([later], found, lambda: [[Quantity("values", "batch 1", torch.tensor([1.01]))]]) == []
+    assert differing([later], found, [[Quantity("values", "batch 1", torch.tensor([1.01]))]]) == []
 
 
 def test_of_several_changes_the_largest_counts() -> None:
@@ -64,50 +65,49 @@ def test_of_several_changes_the_largest_counts() -> None:
     assert len(compare(expected, torch.tensor([1.0 + 0.99 * 30 * 0.001], dtype=torch.float64), nearer, nearer)) == 1
 
 
-def test_neighbours_are_computed_where_the_floor_is_not_enough_and_once() -> None:
-    asked: list[int] = []
-
-    def near() -> list[list[Quantity]]:
-        asked.append(1)
-        return [expected]
-
-    expected = [Quantity("a", "", torch.tensor([1.0])), Quantity("b", "", torch.tensor([1.0]))]
-    equal = {("a", ""): torch.tensor([1.0]), ("b", ""): torch.tensor([1.0])}
-    assert (differing(expected, equal, near), asked) == ([], [])
-    other = {key: values + 1 for key, values in equal.items()}
-    assert [each.stage for each in differing(expected, other, near)] == ["a", "b"]
-    assert asked == [1]
+def test_what_is_near_must_be_known_where_the_floor_is_not_enough() -> None:
+    expected = [Quantity("a", "", torch.tensor([1.0])), Quantity("b", "", torch.tensor([100.0, 0.0]))]
+    equal = {("a", ""): torch.tensor([1.0]), ("b", ""): torch.tensor([100.0, 0.9 * 100 * 2e-5])}
+    assert (exceeds_floor(expected, equal), differing(expected, equal)) == (False, [])
+    for off in ({("b", ""): torch.tensor([100.0, 1.1 * 100 * 2e-5])}, {("a", ""): torch.tensor([NAN])}):
+        assert exceeds_floor(expected, equal | off)
+        (found,) = differing(expected, equal | off)
+        assert (found.stage, "") in off
+    # What was not recorded, or has another shape, differs whatever is near.
+    assert not exceeds_floor(expected, {("b", ""): torch.tensor([1.0])})
+    rounded = [Quantity("a", "", torch.tensor([1.0]), rounding=0.1)]
+    assert [exceeds_floor(rounded, {("a", ""): torch.tensor([value])}) for value in (1.09, 1.11)] == [False, True]
 
 
 def test_what_was_recorded_elsewhere_and_not_here_differs() -> None:
-    (found,) = differing([quantity([1.0, 2.0])], {("values", "batch 1"): torch.tensor([1.0, 2.0])}, list)
+    (found,) = differing([quantity([1.0, 2.0])], {("values", "batch 1"): torch.tensor([1.0, 2.0])})
     assert found == Difference(*PLACE, [1.0, 2.0], [], math.inf, 0.0)
     assert found.describe() == "values (batch 0): nothing recorded instead of [1.0, 2.0]"
 
 
 @pytest.mark.parametrize("stage", ["logs[loss]", "evaluation[eval_loss]", "evaluate()[eval_loss]"])
 def test_what_a_trainer_does_not_log_differs_also_where_it_logs_it_nowhere(stage: str) -> None:
-    (found,) = differing([Quantity(stage, "step 0", torch.tensor([1.0]))], {}, list)
+    (found,) = differing([Quantity(stage, "step 0", torch.tensor([1.0]))], {})
     assert (found.stage, found.found) == (stage, [])
 
 
 def test_what_a_recording_sees_nowhere_is_no_difference_of_the_trainer_and_no_success() -> None:
     expected = [quantity([1.0]), Quantity("logps[chosen]", "batch 0", torch.tensor([3.0]))]
-    found = compare_with_reference(expected, {PLACE: torch.tensor([1.0])}, lambda: [expected])
+    found = compare_with_reference(expected, {PLACE: torch.tensor([1.0])}, [expected])
     assert (found.differences, found.unseen, found.compared) == ([], ["logps[chosen]"], 1)
     assert found.shortfall().startswith("the recording sees nothing of logps[chosen], which are to be compared: ")
-    other = compare_with_reference(expected, {PLACE: torch.tensor([2.0])}, lambda: [expected])
+    other = compare_with_reference(expected, {PLACE: torch.tensor([2.0])}, [expected])
     assert ([each.stage for each in other.differences], other.unseen) == (["values"], ["logps[chosen]"])
-    assert compare_with_reference(expected, {}, list).unseen == ["values", "logps[chosen]"]
-    whole = compare_with_reference(expected[:1], {PLACE: torch.tensor([1.0])}, list)
+    assert compare_with_reference(expected, {}).unseen == ["values", "logps[chosen]"]
+    whole = compare_with_reference(expected[:1], {PLACE: torch.tensor([1.0])})
     assert (whole.unseen, whole.shortfall()) == ([], "")
 
 
 def test_a_parameter_that_is_not_trained_is_the_trainers_fault() -> None:
     expected = [Quantity(f"weights[{name}]", "step 0", torch.tensor([1.0])) for name in ("a", "b")]
-    found = compare_with_reference(expected, {("weights[a]", "step 0"): torch.tensor([1.0])}, list)
+    found = compare_with_reference(expected, {("weights[a]", "step 0"): torch.tensor([1.0])})
     assert ([each.stage for each in found.differences], found.unseen) == (["weights[b]"], [])
-    assert compare_with_reference(expected, {}, list).unseen == ["weights[a]", "weights[b]"]
+    assert compare_with_reference(expected, {}).unseen == ["weights[a]", "weights[b]"]
 
 
 def test_what_need_not_be_recorded_says_why_and_is_compared_where_it_is() -> None:
@@ -115,12 +115,12 @@ def test_what_need_not_be_recorded_says_why_and_is_compared_where_it_is() -> Non
     expected = [quantity([1.0]), Quantity("logps[chosen]", "batch 0", torch.tensor([3.0])), quantity([1.0])]
     excused = stated(expected, names)
     assert [each.unrecorded for each in excused] == ["it keeps them", "it has no such numbers", "it keeps them"]
-    assert differing(excused, {}, list) == []
-    assert [compare_with_reference(excused, seen, list).compared for seen in ({}, {PLACE: torch.tensor([1.0])})] == [
+    assert differing(excused, {}) == []
+    assert [compare_with_reference(excused, seen).compared for seen in ({}, {PLACE: torch.tensor([1.0])})] == [
         0,
         2,
     ]
-    assert len(differing(excused, {PLACE: torch.tensor([2.0])}, lambda: [excused])) == 2
+    assert len(differing(excused, {PLACE: torch.tensor([2.0])}, [excused])) == 2
     assert [each.unrecorded for each in stated(expected, {"logps": "another one"})] == ["", "", ""]
 
 
@@ -138,14 +138,14 @@ def test_a_parameter_that_only_the_trainer_trains_differs_and_what_it_logs_besid
         ("evaluation[eval_samples_per_second]", "evaluation 0"): torch.tensor([3.0]),
     }
     late = Difference("weights[extra]", "step 1", [], [1.0], 1.0, 0.0)
-    found = compare_with_reference([quantity([1.0])], seen, list, [late], [late])
+    found = compare_with_reference([quantity([1.0])], seen, [], [late], [late])
     assert found.differences == [late, Difference("weights[extra]", "step 0", [], [3.0], math.inf, 0.0), late]
     assert (found.compared, found.without_reference) == (1, ["logs[phi]"])
     again = Difference("logs[x]", "step 0", ["x"], [], math.inf, 0.0)
     missing = [quantity([1.0]), Quantity("logs[x]", "step 0", torch.tensor([1.0]))]
     assert [
         each.expected
-        for each in compare_with_reference(missing, {PLACE: torch.tensor([1.0])}, list, after=[again]).differences
+        for each in compare_with_reference(missing, {PLACE: torch.tensor([1.0])}, after=[again]).differences
     ] == [[1.0]]
 
 

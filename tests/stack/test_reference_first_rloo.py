@@ -12,7 +12,7 @@ from pytest_trlcompat import reference
 from pytest_trlcompat.reference import Episodes, FirstRLOOSettings, FirstRLOOStep, FirstRLOOUndecided
 from pytest_trlcompat.reference.first_rloo_rewards import standardised
 
-from .reference_models import Bigrams, Values, random_bigrams, uniform
+from .reference_models import Values, random_bigrams, tilted, uniform
 
 TWICE = Episodes(queries=[[2], [3], [2], [3]], responses=[[3, 1], [1], [2], [2, 2]], scores=[1.0, 0.5, 0.0, -1.0])
 """Two prompts, 2 and 3, twice; the end of sequence is 1, and the last two responses have none."""
@@ -22,13 +22,6 @@ LN2, LN4, LN15 = math.log(2), math.log(4), math.log(1.5)
 def settings_of(**settings: Any) -> FirstRLOOSettings:
     base = {"response_length": 4, "temperature": 1.0, "optim": "sgd", "learning_rate": 0.1, "num_ppo_epochs": 1}
     return FirstRLOOSettings(**{**base, **settings})
-
-
-def tilted() -> Bigrams:
-    """After 2: 1/6, 1/6, 1/6, 1/2."""
-    table = torch.zeros(4, 4, dtype=torch.float64)
-    table[2, 3] = math.log(3)
-    return Bigrams(table)
 
 
 def tensor(*values: float) -> torch.Tensor:

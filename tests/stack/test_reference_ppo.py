@@ -10,18 +10,11 @@ import torch
 from pytest_trlcompat import reference
 from pytest_trlcompat.reference import Episodes, PPOUndecided
 
-from .reference_models import Bigrams, Values, ppo_settings_of, uniform
+from .reference_models import Bigrams, Values, ppo_settings_of, tilted, uniform
 
 PAIR = Episodes(queries=[[2], [2]], responses=[[3, 1], [2]], scores=[1.0, 0.0])
 """After the query 2: 3 and the end of sequence 1; and 2, without an end."""
 VALUES = Values(torch.tensor([0.0, 0.0, 0.5, -0.25], dtype=torch.float64))
-
-
-def tilted() -> Bigrams:
-    """After 2: 1/6, 1/6, 1/6, 1/2."""
-    table = torch.zeros(4, 4, dtype=torch.float64)
-    table[2, 3] = math.log(3)
-    return Bigrams(table)
 
 
 def test_a_step_by_hand() -> None:

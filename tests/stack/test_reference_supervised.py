@@ -58,13 +58,14 @@ def test_the_model_that_is_given_stays_as_it_is() -> None:
     assert model.w.tolist() == [2.0]
 
 
-def test_what_lasts_beside_the_policy_is_told_of_each_step() -> None:
-    seen: list[tuple[float, int]] = []
-    reference.supervised_train(
-        *(OneWeight(), [[[[1.0]]], [[[2.0]]]], settings(), objective),
-        after_step=lambda model, made: seen.append((float(model.w.detach()), made)),
-    )
-    assert seen == [(1.5, 1), (0.5, 2)]
+def test_between_steps_the_policy_is_as_it_then_is_and_may_be_changed() -> None:
+    steps = reference.supervised_steps(OneWeight(), [[[[1.0]]], [[[2.0]]]], settings(), objective)
+    assert [(float(policy.w.detach()), step.loss) for policy, step in steps] == [(1.5, 2.0), (0.5, 3.0)]
+    losses = []
+    for policy, step in reference.supervised_steps(OneWeight(), [[[[1.0]]], [[[2.0]]]], settings(), objective):
+        losses.append(step.loss)
+        policy.w.data.fill_(4.0)
+    assert losses == [2.0, 8.0]
 
 
 @pytest.mark.parametrize(

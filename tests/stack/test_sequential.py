@@ -16,7 +16,7 @@ from pytest_trlcompat.conformance import driver, sequential
 from pytest_trlcompat.launch import Launcher, LaunchResult
 from pytest_trlcompat.tiny import TinyModel
 from suites.in_rank import models
-from suites.launches import Tried, in_turn
+from suites.launches import Tried, Turns
 
 pytestmark = pytest.mark.skipif(
     tuple(map(int, stack.installed()["trl"].split(".")[:2])) < (1, 10), reason="planted into what the newest have"
@@ -82,10 +82,12 @@ class Launches:
 
     def tried(self) -> dict[str, Tried]:
         started = time.monotonic()
-        found = in_turn(ROWS, self)
+        turns = Turns(ROWS)
+        for names in turns:
+            turns.judge(self(names))
         assert time.monotonic() - started < BOUND
-        assert set(found) == set(ROWS)
-        return found
+        assert set(turns.tried) == set(ROWS)
+        return turns.tried
 
 
 def assert_trained(tried: Tried) -> None:

@@ -28,7 +28,7 @@ def recorded(*rows: tuple[int, ...], **changed: Any) -> Recording:
 
 def stages(found: Recording, *wanted: tuple[int, ...], size: int | None = None) -> list[tuple[str, list[Any]]]:
     rows = [{"input_ids": ids} for ids in wanted]
-    different = quantities.rows_differing([found], lambda part: (rows, len(rows) if size is None else size))
+    different = quantities.rows_differing([found], {"training": (rows, len(rows) if size is None else size)})
     return [(each.stage, each.found) for each in different]
 
 
@@ -38,7 +38,7 @@ def test_rows_in_any_order_are_those_of_the_dataset() -> None:
 
 def test_a_row_that_is_not_there_is_compared_with_the_one_that_is_most_like_it() -> None:
     rows = [{"input_ids": ids} for ids in ((5, 6), (7, 8))]
-    (found,) = quantities.rows_differing([recorded((5, 6, 1))], lambda part: (rows, 2))
+    (found,) = quantities.rows_differing([recorded((5, 6, 1))], {"training": (rows, 2)})
     assert (found.stage, found.expected, found.found) == ("data[input_ids]", [5, 6], [5, 6, 1])
 
 
@@ -92,7 +92,7 @@ def differing(found: Recording, expected: ExpectedTraining) -> list[str]:
     unrecorded = of_installed("sft").unrecorded_with(found.arguments)
     wanted = comparison.stated(quantities.expected_quantities(expected, 1, major), unrecorded)
     recorded = quantities.recorded_quantities([found])
-    stages = [each.stage for each in comparison.differing(wanted, recorded, lambda: [wanted] * 3)]
+    stages = [each.stage for each in comparison.differing(wanted, recorded, [wanted] * 3)]
     # Until 0.17 an evaluation that nobody scheduled is logged without its prefix.
     return [stage for stage in stages if "eval_mean_token_accuracy" not in stage]
 

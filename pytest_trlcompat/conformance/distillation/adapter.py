@@ -13,11 +13,10 @@ from pytest_trlcompat.conformance.architectures import ARCHITECTURES
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.distillation import models, prompts, sampled
 from pytest_trlcompat.conformance.grpo import objects
-from pytest_trlcompat.conformance.supervised.adapter import SupervisedAdapter
-from pytest_trlcompat.conformance.supervised.expected import settings_from
-from pytest_trlcompat.conformance.supervised.hooks import AXES
+from pytest_trlcompat.conformance.supervised.hooks import AXES, SupervisedHooks
 from pytest_trlcompat.conformance.supervised.preferences import with_dropout
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
+from pytest_trlcompat.conformance.supervised.settings import settings_from
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["ADAPTER", "DistillationAdapter"]
 
 
-class DistillationAdapter(SupervisedAdapter):
+class DistillationAdapter(SupervisedHooks):
     """``trl.DistillationTrainer``.
 
     Its axes: ``data``, ``prompts`` and ``tokenizer``, see :mod:`~pytest_trlcompat.conformance.distillation.prompts`;
@@ -52,7 +51,7 @@ class DistillationAdapter(SupervisedAdapter):
     }
     base: ClassVar[Mapping[str, Any]] = {"max_completion_length": 5, "temperature": 1.0}
     rows: ClassVar[int] = 8
-    only_in_training: ClassVar[frozenset[str]] = SupervisedAdapter.only_in_training | {"step_time"}
+    only_in_training: ClassVar[frozenset[str]] = SupervisedHooks.only_in_training | {"step_time"}
 
     def build(
         self, trainer_class: type, model: TinyModel, setting: Mapping[str, Any], config: Any, seed: int, fill: bool

@@ -97,7 +97,9 @@ class SamplingAdapter(TrainerAdapter):
 
         major = int(transformers.__version__.partition(".")[0])
         unrecorded = known.unrecorded_with(recordings[0].arguments)
-        return quantities.compare(recordings, computed(policy, reference_model), neighbours, major, unrecorded)
+        unchanged = computed(policy, reference_model)
+        near = neighbours() if quantities.exceeds_floor(recordings, unchanged, major, unrecorded) else []
+        return quantities.compare(recordings, unchanged, near, major, unrecorded)
 
 
 class GRPOAdapter(SamplingAdapter):

@@ -9,10 +9,11 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance import comparison
 from pytest_trlcompat.conformance.comparison import Comparison, Difference, Quantity, compare_with_reference, stated
 from pytest_trlcompat.conformance.grpo import environments, tools
 from pytest_trlcompat.conformance.grpo.expected import ExpectedTraining, targets_of
@@ -385,31 +386,44 @@ def _words(text: str) -> str:
 def compare(
     recordings: Sequence[Recording],
     expected: ExpectedTraining,
-    neighbours: Callable[[], Sequence[ExpectedTraining]],
+    near: Sequence[ExpectedTraining],
     transformers: int,
     unrecorded: Mapping[str, str] = MappingProxyType({}),
 ) -> Comparison:
     """Every quantity that differs, the first one first.
 
     Args:
-        neighbours: what is expected with weights changed by one unit in the last place, in several ways.
+        near: what is expected with weights changed by one unit in the last place, in several ways; needed only where
+            :func:`exceeds_floor`.
         unrecorded: by stage, why this release does not show it; for
             :func:`~pytest_trlcompat.conformance.comparison.stated`.
     """
-    logging_steps = int(recordings[0].arguments["logging_steps"])
-    recorded = recorded_quantities(recordings, expected)
-    unrecorded = {**unrecorded, **unrecorded_of(recordings[0].steps)}
-
-    def quantities(expected: ExpectedTraining) -> list[Quantity]:
-        return stated([*expected_quantities(expected, logging_steps, transformers)], unrecorded)
-
     return compare_with_reference(
-        quantities(expected),
-        recorded,
-        lambda: [quantities(neighbour) for neighbour in neighbours()],
+        _stated(recordings[0], expected, transformers, unrecorded),
+        recorded_quantities(recordings, expected),
+        [_stated(recordings[0], neighbour, transformers, unrecorded) for neighbour in near],
         [*_sampling(recordings, expected)],
         [*_missing(recordings[0])],
     )
+
+
+def exceeds_floor(
+    recordings: Sequence[Recording],
+    expected: ExpectedTraining,
+    transformers: int,
+    unrecorded: Mapping[str, str] = MappingProxyType({}),
+) -> bool:
+    """Whether a quantity is off by so much that :func:`compare` must know what is near."""
+    listed = _stated(recordings[0], expected, transformers, unrecorded)
+    return comparison.exceeds_floor(listed, recorded_quantities(recordings, expected))
+
+
+def _stated(
+    recording: Recording, expected: ExpectedTraining, transformers: int, unrecorded: Mapping[str, str]
+) -> list[Quantity]:
+    logging_steps = int(recording.arguments["logging_steps"])
+    listed = [*expected_quantities(expected, logging_steps, transformers)]
+    return stated(listed, {**unrecorded, **unrecorded_of(recording.steps)})
 
 
 def _missing(recording: Recording) -> Iterator[Difference]:

@@ -67,7 +67,7 @@ def record(
         }
         if setting.get("evaluation") == "before":
             trainer.evaluate()
-        with watched_steps(trainer, recording.steps, recording.trained_on, whole):
+        with watched_steps(trainer, recording, whole):
             trainer.train()
         recording.logs = [dict(entry) for entry in trainer.state.log_history if "loss" in entry]
         if setting.get("evaluation") == "after":
@@ -194,7 +194,7 @@ def _resume(
     again.generated = recording.generated[:generations]
     with fixed_completions(data, again, config.num_generations):
         trainer = _build(trainer_class, model, setting, config, data, again)
-        with watched_steps(trainer, again.steps, again.trained_on, whole):
+        with watched_steps(trainer, again, whole):
             trainer.train(resume_from_checkpoint=os.path.join(config.output_dir, f"checkpoint-{steps}"))
     if setting["resumed"] != "between_generations":
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.training import StepRecord
+from pytest_trlcompat.conformance.step_records import StepRecord
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +86,7 @@ class Recording:
     prompts_before_resuming: list[list[list[int]]] = field(default_factory=list)
     in_evaluation: bool = False
 
+    @property
     def trained_on(self) -> int:
         """How many micro-batches were trained on until now."""
         return sum(not batch.evaluation for batch in self.micro_batches)

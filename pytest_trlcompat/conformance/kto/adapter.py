@@ -15,9 +15,9 @@ from packaging.version import Version
 from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.conventions import Conventions, of_installed
 from pytest_trlcompat.conformance.kto import unpaired
-from pytest_trlcompat.conformance.supervised.expected import settings_from
 from pytest_trlcompat.conformance.supervised.preferences import PREFERENCE_AXES, PreferenceAdapter, auxiliary_weight
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
+from pytest_trlcompat.conformance.supervised.settings import settings_from
 
 if TYPE_CHECKING:
     import torch

@@ -1,74 +1,45 @@
-"""The base of the adapters of PPO and of the legacy RLOO: how their recordings are compared.
+"""What the adapters of PPO and of the legacy RLOO share.
 
 Runs inside a rank.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from packaging.version import Version
 
-from pytest_trlcompat.conformance import comparison, conventions
-from pytest_trlcompat.conformance.adapter import TrainerAdapter
-from pytest_trlcompat.conformance.comparison import Quantity
-from pytest_trlcompat.conformance.conventions import Conventions
+from pytest_trlcompat.conformance import comparison
+from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.on_policy.quantities import before_steps
 from pytest_trlcompat.conformance.on_policy.records import OnPolicyRecording
 
-if TYPE_CHECKING:
-    from pytest_trlcompat.tiny import TinyModel
+__all__ = [
+    "differences_before_steps",
+    "is_measured_before_steps",
+    "logging_steps",
+    "neighbours",
+    "rows_of_batch",
+    "unknown_fields",
+]
 
-__all__ = ["OnPolicyAdapter", "is_measured_before_steps", "logging_steps", "rows_of_batch", "unknown_fields"]
 
+def neighbours(untrained: Any, trained: Sequence[str]) -> Iterator[Any]:
+    """The untrained models, with each weight of those that are trained changed by one unit in its last place.
 
-class OnPolicyAdapter(TrainerAdapter):
+    Args:
+        untrained: a dataclass that has the models.
+        trained: names of its fields.
     """
-    Attributes:
-        trained: names of the models that are trained, attributes of the untrained models.
-    """
+    for changed in comparison.neighbours(*(getattr(untrained, name) for name in trained)):
+        yield dataclasses.replace(untrained, **dict(zip(trained, changed, strict=True)))
 
-    trained: ClassVar[tuple[str, ...]]
 
-    @abc.abstractmethod
-    def expected(self, recordings: Sequence[OnPolicyRecording], untrained: Any, known: Conventions) -> list[Quantity]:
-        """The quantities that the reference computes for the recordings."""
-
-    @abc.abstractmethod
-    def recorded(self, recordings: Sequence[OnPolicyRecording]) -> Mapping[tuple[str, str], Any]:
-        """The quantities that were recorded, by stage and place."""
-
-    def compare(
-        self,
-        recordings: Sequence[OnPolicyRecording],
-        untrained: Any,
-        model: TinyModel,
-        setting: Mapping[str, Any],
-        seed: int,
-    ) -> comparison.Comparison:
-        known = conventions.of_installed(self.trainer)
-        unrecorded = known.unrecorded_with(recordings[0].arguments)
-
-        def expected(untrained: Any) -> list[Quantity]:
-            return comparison.stated(self.expected(recordings, untrained, known), unrecorded)
-
-        def neighbours() -> list[list[Quantity]]:
-            models = [getattr(untrained, name) for name in self.trained]
-            return [
-                expected(dataclasses.replace(untrained, **dict(zip(self.trained, changed, strict=True))))
-                for changed in comparison.neighbours(*models)
-            ]
-
-        return comparison.compare_with_reference(
-            expected(untrained),
-            self.recorded(recordings),
-            neighbours,
-            [*before_steps(recordings[0])] if is_measured_before_steps() else [],
-        )
+def differences_before_steps(recordings: Sequence[OnPolicyRecording]) -> list[Difference]:
+    return [*before_steps(recordings[0])] if is_measured_before_steps() else []
 
 
 def is_measured_before_steps() -> bool:

@@ -18,9 +18,9 @@ from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.dpo import adapter as dpo
 from pytest_trlcompat.conformance.dpo import pairs
 from pytest_trlcompat.conformance.grpo import objects
-from pytest_trlcompat.conformance.supervised.expected import settings_from
 from pytest_trlcompat.conformance.supervised.preferences import PREFERENCE_AXES, PreferenceAdapter, auxiliary_weight
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
+from pytest_trlcompat.conformance.supervised.settings import settings_from
 
 if TYPE_CHECKING:
     import torch

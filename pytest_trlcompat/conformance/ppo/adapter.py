@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pytest_trlcompat.conformance import comparison, conventions
+from pytest_trlcompat.conformance.adapter import TrainerAdapter
 from pytest_trlcompat.conformance.comparison import Quantity
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.on_policy.adapter import (
-    OnPolicyAdapter,
+    differences_before_steps,
     is_measured_before_steps,
     logging_steps,
+    neighbours,
     rows_of_batch,
     unknown_fields,
 )
@@ -26,9 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["ADAPTER"]
 
 
-class PPOAdapter(OnPolicyAdapter):
+_TRAINED = ("policy", "value_model")
+"""Fields of the untrained models that are trained."""
+
+
+class PPOAdapter(TrainerAdapter):
     trainer: ClassVar[str] = "ppo"
-    trained: ClassVar[tuple[str, ...]] = ("policy", "value_model")
 
     def absence(self) -> str:
         return objects.absence()
@@ -44,13 +50,28 @@ class PPOAdapter(OnPolicyAdapter):
     ) -> tuple[OnPolicyRecording, expected.Untrained]:
         return recording.record(subject, model, setting, seed)
 
-    def expected(self, recordings: Sequence[OnPolicyRecording], untrained: Any, known: Conventions) -> list[Quantity]:
-        steps = expected.computed(recordings, untrained, known)
-        rows = rows_of_batch(recordings) if is_measured_before_steps() else None
-        return list(quantities.expected_quantities(steps, logging_steps(recordings), rows))
+    def compare(
+        self,
+        recordings: Sequence[OnPolicyRecording],
+        untrained: Any,
+        model: TinyModel,
+        setting: Mapping[str, Any],
+        seed: int,
+    ) -> comparison.Comparison:
+        known = conventions.of_installed(self.trainer)
+        recorded = quantities.recorded_quantities(recordings)
+        unchanged = _expected(recordings, untrained, known)
+        near: list[list[Quantity]] = []
+        if comparison.exceeds_floor(unchanged, recorded):
+            near = [_expected(recordings, changed, known) for changed in neighbours(untrained, _TRAINED)]
+        return comparison.compare_with_reference(unchanged, recorded, near, differences_before_steps(recordings))
 
-    def recorded(self, recordings: Sequence[OnPolicyRecording]) -> Mapping[tuple[str, str], Any]:
-        return quantities.recorded_quantities(recordings)
+
+def _expected(recordings: Sequence[OnPolicyRecording], untrained: Any, known: Conventions) -> list[Quantity]:
+    steps = expected.computed(recordings, untrained, known)
+    rows = rows_of_batch(recordings) if is_measured_before_steps() else None
+    computed = [*quantities.expected_quantities(steps, logging_steps(recordings), rows)]
+    return comparison.stated(computed, known.unrecorded_with(recordings[0].arguments))
 
 
 ADAPTER = PPOAdapter()

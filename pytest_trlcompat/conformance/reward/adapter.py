@@ -20,11 +20,10 @@ from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.reward import data
 from pytest_trlcompat.conformance.sft import data as sft_data
 from pytest_trlcompat.conformance.supervised import evaluating
-from pytest_trlcompat.conformance.supervised.adapter import SupervisedAdapter
 from pytest_trlcompat.conformance.supervised.evaluating import EVALUATION, GIVEN, built, evaluation_argument
-from pytest_trlcompat.conformance.supervised.expected import settings_from
-from pytest_trlcompat.conformance.supervised.hooks import AXES
+from pytest_trlcompat.conformance.supervised.hooks import AXES, SupervisedHooks
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
+from pytest_trlcompat.conformance.supervised.settings import settings_from
 from pytest_trlcompat.conformance.training import own_fields
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["ADAPTER", "RewardAdapter"]
 
 
-class RewardAdapter(SupervisedAdapter):
+class RewardAdapter(SupervisedHooks):
     """``RewardTrainer``.
 
     Its axis ``template``: ``chat_template_path`` names the folder of a model whose tokenizer has another chat template.

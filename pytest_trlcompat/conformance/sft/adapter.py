@@ -19,10 +19,9 @@ from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.sft import data
 from pytest_trlcompat.conformance.supervised import evaluating
-from pytest_trlcompat.conformance.supervised.adapter import SupervisedAdapter
-from pytest_trlcompat.conformance.supervised.expected import settings_from
-from pytest_trlcompat.conformance.supervised.hooks import AXES, BASE
+from pytest_trlcompat.conformance.supervised.hooks import AXES, BASE, SupervisedHooks
 from pytest_trlcompat.conformance.supervised.records import Read, Recording, Row
+from pytest_trlcompat.conformance.supervised.settings import settings_from
 from pytest_trlcompat.tiny import PAD_TOKEN_ID
 from pytest_trlcompat.training.aliases import renamed
 
@@ -41,7 +40,7 @@ _ROUNDED = 1e-6
 _PLAIN_NAMES = ("output_dir", "per_device_train_batch_size", "per_device_eval_batch_size")
 
 
-class SFTAdapter(SupervisedAdapter):
+class SFTAdapter(SupervisedHooks):
     """``SFTTrainer``.
 
     Its axes: ``template``: what ``chat_template_path`` names; ``transform``: the dataset has one;

@@ -47,15 +47,20 @@ def compare_with_reference(
     def computed(models: tuple[torch.nn.Module, ...]) -> expected.ExpectedTraining:
         return expected.computed(recordings, adapter, models, conventions)
 
+    def neighbours() -> list[expected.ExpectedTraining]:
+        return [computed(changed) for changed in comparison.neighbours(*models)]
+
+    unchanged, major = computed(models), int(transformers.__version__.partition(".")[0])
+    unrecorded = conventions.unrecorded_with(recordings[0].arguments)
     result = quantities.compare(
         recordings,
-        computed(models),
-        lambda: [computed(changed) for changed in comparison.neighbours(*models)],
-        int(transformers.__version__.partition(".")[0]),
+        unchanged,
+        neighbours() if quantities.exceeds_floor(recordings, unchanged, major, unrecorded) else [],
+        major,
         expected_rows,
         adapter.only_in_training,
         adapter.compared,
         extra_differences,
-        conventions.unrecorded_with(recordings[0].arguments),
+        unrecorded,
     )
     return result._replace(compared=result.compared + sum(len(recording.micro_batches) for recording in recordings))

@@ -6,9 +6,9 @@ Runs inside a rank, or wherever torch is.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.comparison import StepCountMismatch
 from pytest_trlcompat.conformance.conventions import Conventions
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat import reference
 
-__all__ = ["ExpectedTraining", "computed", "settings_from"]
-
-Settings = TypeVar("Settings", bound="reference.SupervisedSettings")
+__all__ = ["ExpectedTraining", "computed"]
 
 
 @dataclass(frozen=True)
@@ -37,36 +35,6 @@ class ExpectedTraining:
     steps: tuple[reference.SupervisedStep, ...]
     starts: tuple[int, ...]
     evaluations: tuple[reference.SupervisedEvaluation, ...]
-
-
-def settings_from(
-    settings_class: type[Settings],
-    undecided_class: type[reference.SupervisedUndecided],
-    arguments: Mapping[str, Any],
-    conventions: Conventions,
-    world_size: int,
-    **changed: Any,
-) -> Settings:
-    """The reference's settings: from the arguments of a trainer and the conventions of its release.
-
-    Args:
-        conventions: of the trainer's release.
-        changed: settings that the adapter computes itself, in place of an argument.
-    """
-    names = {field.name for field in fields(settings_class)}
-    chosen = dict(conventions.absent)
-    chosen |= {name: value for name, value in arguments.items() if name in names}
-    for name in ("lr_scheduler_type", "optim"):
-        # Transformers makes enumerations of these texts.
-        chosen[name] = str(getattr(chosen[name], "value", chosen[name]))
-    if not chosen.get("warmup_steps"):
-        # The reference has one setting for both: below 1 it is the part of the steps that warmup_ratio names.
-        chosen["warmup_steps"] = arguments.get("warmup_ratio") or 0
-    # Transformers writes -1 where the number of epochs says how long it trains.
-    if chosen.get("max_steps", -1) < 0:
-        chosen["max_steps"] = None
-    undecided = undecided_class(**conventions.undecided)
-    return settings_class(**{**chosen, "world_size": world_size, "undecided": undecided, **changed})
 
 
 def computed(
@@ -103,21 +71,21 @@ def computed(
     objective, after_step = adapter.objective(models, settings), adapter.after_step(models, settings)
     evaluated: dict[int, reference.SupervisedEvaluation] = {}
 
-    def evaluations_after(policy: Any, steps_made: int) -> None:
+    def evaluate(policy: Any, steps_made: int) -> None:
         for number, (after, _) in enumerate(recordings[0].evaluations):
             if after == steps_made:
                 evaluated[number] = reference.supervised_evaluate(
                     policy, _evaluation_batches(recordings, number), settings, objective
                 )
 
-    def step_made(policy: Any, steps_made: int) -> None:
+    evaluate(models[0], 0)
+    steps = []
+    for policy, step in reference.supervised_steps(models[0], batches, settings, objective):
+        steps.append(step)
         if after_step is not None:
-            after_step(policy, steps_made)
-        evaluations_after(policy, steps_made)
-
-    evaluations_after(models[0], 0)
-    steps = reference.supervised_train(models[0], batches, settings, objective, after_step=step_made)
-    return ExpectedTraining(settings, steps, starts, tuple(evaluated[number] for number in sorted(evaluated)))
+            after_step(policy, len(steps))
+        evaluate(policy, len(steps))
+    return ExpectedTraining(settings, tuple(steps), starts, tuple(evaluated[number] for number in sorted(evaluated)))
 
 
 def _evaluation_batches(recordings: Sequence[Recording], number: int) -> list[list[Any]]:

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from pytest_trlcompat.conformance import architectures, liger
-from pytest_trlcompat.conformance.adapter import TrainerAdapter, exported
+from pytest_trlcompat.conformance.adapter import exported
 from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.conventions import Conventions
 from pytest_trlcompat.conformance.supervised import evaluating
@@ -63,10 +63,11 @@ SINCE: Mapping[tuple[str, Any], str] = {
 BASE: Mapping[str, Any] = {**PLAIN, "max_steps": 2}
 
 
-class SupervisedHooks(TrainerAdapter):
+class SupervisedHooks(abc.ABC):
     """A trainer on the rows of a dataset, as the shared recording, expected values and comparison see it.
 
     Attributes:
+        trainer: the name of its folder.
         names: of the classes of the trainer and of its config in ``trl``.
         axes: of this trainer, in addition to :data:`AXES`.
         since: the releases that have, or document, a value of an axis or of a field, ``("loss_type", "dft")``, as
@@ -78,6 +79,7 @@ class SupervisedHooks(TrainerAdapter):
         only_in_training: what a training logs and an evaluation, rightly, does not.
     """
 
+    trainer: ClassVar[str]
     names: ClassVar[tuple[str, str]]
     axes: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     since: ClassVar[Mapping[tuple[str, Any], str]] = {}
@@ -129,7 +131,7 @@ class SupervisedHooks(TrainerAdapter):
         world_size: int,
         models: tuple[torch.nn.Module, ...],
     ) -> reference.SupervisedSettings:
-        """The reference's settings, see :func:`~pytest_trlcompat.conformance.supervised.expected.settings_from`.
+        """The reference's settings, see :func:`~pytest_trlcompat.conformance.supervised.settings.settings_from`.
 
         Args:
             models: of :meth:`models`; a setting may depend on their config.
@@ -152,7 +154,7 @@ class SupervisedHooks(TrainerAdapter):
     def after_step(
         self, models: tuple[torch.nn.Module, ...], settings: reference.SupervisedSettings
     ) -> Callable[[Any, int], None] | None:
-        """What each step changes in addition to the policy; see :func:`pytest_trlcompat.reference.supervised_train`."""
+        """What each step changes in addition to the policy, by the policy and the number of steps made so far."""
         return None
 
     def evaluate(self, trainer: Any, model: TinyModel, setting: Mapping[str, Any], seed: int) -> None:

@@ -20,9 +20,8 @@ from pytest_trlcompat.conformance.architectures import ARCHITECTURES
 from pytest_trlcompat.conformance.comparison import Difference
 from pytest_trlcompat.conformance.grpo import objects
 from pytest_trlcompat.conformance.supervised import evaluating
-from pytest_trlcompat.conformance.supervised.adapter import SupervisedAdapter
 from pytest_trlcompat.conformance.supervised.evaluating import EVALUATION, GIVEN, built, evaluation_argument
-from pytest_trlcompat.conformance.supervised.hooks import AXES
+from pytest_trlcompat.conformance.supervised.hooks import AXES, SupervisedHooks
 from pytest_trlcompat.conformance.supervised.records import Recording
 from pytest_trlcompat.conformance.training import world_size
 
@@ -51,7 +50,7 @@ _DROPPED = 0.5
 _OF_TOKENS = "of_tokens"
 
 
-class PreferenceAdapter(SupervisedAdapter):
+class PreferenceAdapter(SupervisedHooks):
     """A trainer with a reference model, which the user may give.
 
     Attributes:

@@ -15,6 +15,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from pytest_trlcompat.conformance import comparison
 from pytest_trlcompat.conformance.comparison import (
     ULP,
     Comparison,
@@ -24,22 +25,30 @@ from pytest_trlcompat.conformance.comparison import (
     stated,
 )
 from pytest_trlcompat.conformance.supervised.expected import ExpectedTraining
-from pytest_trlcompat.conformance.supervised.records import Recording, Row
+from pytest_trlcompat.conformance.supervised.records import MicroBatchRecord, Recording, Row
 from pytest_trlcompat.conformance.training import unrecorded_of
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ExpectedRows", "compare", "expected_quantities", "recorded_quantities", "rows_differing"]
+__all__ = [
+    "ExpectedRows",
+    "compare",
+    "exceeds_floor",
+    "expected_quantities",
+    "parts_recorded",
+    "recorded_quantities",
+    "rows_differing",
+]
 
-ExpectedRows = Callable[[str], "tuple[Sequence[Row], int]"]
-"""Returns the rows that the dataset of ``training`` or ``evaluation`` must become, and how many the trainer's has."""
+ExpectedRows = Mapping[str, "tuple[Sequence[Row], int]"]
+"""For each of :func:`parts_recorded`: the rows that its dataset must become, and how many the trainer's has."""
 
 
 def compare(
     recordings: Sequence[Recording],
     expected: ExpectedTraining,
-    neighbours: Callable[[], Sequence[ExpectedTraining]],
+    near: Sequence[ExpectedTraining],
     transformers: int,
     expected_rows: ExpectedRows,
     only_in_training: frozenset[str],
@@ -50,7 +59,8 @@ def compare(
     """Every quantity that differs, the first one first.
 
     Args:
-        neighbours: what is expected with weights changed by one unit in the last place, in several ways.
+        near: what is expected with weights changed by one unit in the last place, in several ways; needed only where
+            :func:`exceeds_floor`.
         transformers: its major version.
         only_in_training: what an evaluation need not log.
         compared: the part of a recorded row that must be as expected.
@@ -58,20 +68,32 @@ def compare(
         unrecorded: by stage, why this release does not show it; for
             :func:`~pytest_trlcompat.conformance.comparison.stated`.
     """
-    recorded = recorded_quantities(recordings)
-    unrecorded = {**unrecorded, **unrecorded_of(recordings[0].steps)}
-    logging_steps = int(recordings[0].arguments["logging_steps"])
-
-    def quantities(expected: ExpectedTraining) -> list[Quantity]:
-        return stated([*expected_quantities(expected, logging_steps, transformers)], unrecorded)
-
     return compare_with_reference(
-        quantities(expected),
-        recorded,
-        lambda: [quantities(neighbour) for neighbour in neighbours()],
+        _stated(recordings[0], expected, transformers, unrecorded),
+        recorded_quantities(recordings),
+        [_stated(recordings[0], neighbour, transformers, unrecorded) for neighbour in near],
         [*extra_differences, *rows_differing(recordings, expected_rows, compared), *_updates(recordings[0])],
         [*_best_model(recordings[0], expected), *_missing(recordings[0], expected, only_in_training)],
     )
+
+
+def exceeds_floor(
+    recordings: Sequence[Recording],
+    expected: ExpectedTraining,
+    transformers: int,
+    unrecorded: Mapping[str, str] = MappingProxyType({}),
+) -> bool:
+    """Whether a quantity is off by so much that :func:`compare` must know what is near."""
+    listed = _stated(recordings[0], expected, transformers, unrecorded)
+    return comparison.exceeds_floor(listed, recorded_quantities(recordings))
+
+
+def _stated(
+    recording: Recording, expected: ExpectedTraining, transformers: int, unrecorded: Mapping[str, str]
+) -> list[Quantity]:
+    logging_steps = int(recording.arguments["logging_steps"])
+    listed = [*expected_quantities(expected, logging_steps, transformers)]
+    return stated(listed, {**unrecorded, **unrecorded_of(recording.steps)})
 
 
 def expected_quantities(expected: ExpectedTraining, logging_steps: int, transformers: int) -> Iterator[Quantity]:
@@ -187,21 +209,20 @@ def _padded(rows: Sequence[Any]) -> torch.Tensor:
     return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float64)
 
 
+def parts_recorded(recordings: Sequence[Recording]) -> dict[str, list[list[MicroBatchRecord]]]:
+    """The micro-batches of each rank in ``training`` and in the first ``evaluation``, where there were any."""
+    evaluated = [[batch for batch in recording.micro_batches if batch.evaluation == 0] for recording in recordings]
+    parts = {"training": [recording.training for recording in recordings], "evaluation": evaluated}
+    return {part: batches for part, batches in parts.items() if any(batches)}
+
+
 def rows_differing(
     recordings: Sequence[Recording], expected_rows: ExpectedRows, compared: Callable[[Row], Row] = dict
 ) -> Iterator[Difference]:
     """What differs before a model has computed anything: the number of rows, and the columns of each."""
     main = recordings[0]
-    for part, batches in (
-        ("training", [recording.training for recording in recordings]),
-        (
-            "evaluation",
-            [[batch for batch in recording.micro_batches if batch.evaluation == 0] for recording in recordings],
-        ),
-    ):
-        if not any(batches):
-            continue
-        expected, size = expected_rows(part)
+    for part, batches in parts_recorded(recordings).items():
+        expected, size = expected_rows[part]
         if part in main.sizes and main.sizes[part] != size:
             yield _difference("data[size]", part, size, main.sizes[part])
         for rank, rank_batches in enumerate(batches):

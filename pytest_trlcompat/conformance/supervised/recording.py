@@ -126,7 +126,7 @@ def _describe(trainer: Any, recording: Recording) -> None:
 
 @contextlib.contextmanager
 def _recorded_steps(trainer: Any, recording: Recording, whole: Whole | None) -> Iterator[None]:
-    with watched_steps(trainer, recording.steps, lambda: len(recording.training), whole):
+    with watched_steps(trainer, recording, whole):
         yield
     recording.logs = [dict(entry) for entry in trainer.state.log_history if "loss" in entry]
 

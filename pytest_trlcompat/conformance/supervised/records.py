@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_trlcompat.conformance.training import StepRecord
+from pytest_trlcompat.conformance.step_records import StepRecord
 
 if TYPE_CHECKING:
     import torch
@@ -82,3 +82,8 @@ class Recording:
     def training(self) -> list[MicroBatchRecord]:
         """Micro-batches that were trained on."""
         return [batch for batch in self.micro_batches if batch.evaluation is None]
+
+    @property
+    def trained_on(self) -> int:
+        """How many micro-batches were trained on."""
+        return len(self.training)

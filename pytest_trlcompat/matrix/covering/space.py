@@ -13,6 +13,7 @@ from packaging.version import Version
 
 from pytest_trlcompat.matrix.cells import Cell, Excluded
 from pytest_trlcompat.matrix.covering.releases import PACKAGES, Listing, Release, allows, minor
+from pytest_trlcompat.matrix.errors import MatrixError
 
 __all__ = ["Pair", "Row", "Space", "pairs_in", "transformers_that_train"]
 

@@ -49,7 +49,10 @@ class AdapterCheckpointingMixin(Cure):
     there already, or checkpointing is not reentrant, nothing is changed.
     """
 
-    _kinds: ClassVar = {"trainer": 160, "grpo": 410}
+    _kinds: ClassVar = {
+        "trainer": ("ZeRO3MixedDtypesMixin", "neither calls the other; it was measured here"),
+        "grpo": ("LoraCheckpointingMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.WRAP_MODEL,)
 
     _asked_for_gradients = False

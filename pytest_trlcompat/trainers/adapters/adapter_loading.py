@@ -65,7 +65,10 @@ class AdapterLoadingMixin(Cure):
     It knows by what Transformers has, and by PEFT's own function, whether there is anything to do.
     """
 
-    _kinds: ClassVar = {"trainer": 380, "grpo": 520}
+    _kinds: ClassVar = {
+        "trainer": ("FSDPAdapterSaveMixin", "its _load_from_checkpoint calls this one's"),
+        "grpo": ("FSDPAdapterSaveMixin", "its _load_from_checkpoint calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.LOAD, PEFT_SHARDING)
     model: Any
 

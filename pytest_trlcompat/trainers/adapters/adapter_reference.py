@@ -43,7 +43,9 @@ class AdapterReferenceMixin(Cure):
             to follow the policy; or it is computed otherwise.
     """
 
-    _kinds: ClassVar = {"grpo": 140}
+    _kinds: ClassVar = {
+        "grpo": ("CheckpointedGenerationMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (
         patch_points.GRPO_CONSTRUCTOR,
         patch_points.PREPARE_INPUTS,

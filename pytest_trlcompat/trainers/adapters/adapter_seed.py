@@ -30,7 +30,10 @@ class AdapterSeedMixin(Cure):
     little later; nothing without a ``peft_config``. What a user's class draws before that call is left alone.
     """
 
-    _kinds: ClassVar = {"trainer": 390, "grpo": 530}
+    _kinds: ClassVar = {
+        "trainer": ("AdapterLoadingMixin", "neither calls the other; cures of one topic stand together"),
+        "grpo": ("AdapterLoadingMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _seeded: bool = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -27,7 +27,10 @@ class DDPAdapterCheckpointingMixin(Cure):
     otherwise by default.
     """
 
-    _kinds: ClassVar = {"trainer": 170, "grpo": 460}
+    _kinds: ClassVar = {
+        "trainer": ("AdapterCheckpointingMixin", "its _wrap_model calls this one's"),
+        "grpo": ("ZeRO3MixedDtypesMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.WRAP_MODEL,)
     args: Any
 

@@ -29,7 +29,9 @@ class LoraCheckpointingMixin(AdapterCheckpointingMixin, AroundGeneration):
     before a generation. Where the keywords are as they were, nothing is changed.
     """
 
-    _kinds: ClassVar = {"grpo": 400}
+    _kinds: ClassVar = {
+        "grpo": ("TrainSamplerMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.GENERATION, patch_points.WRAP_MODEL)
     args: Any
 

@@ -113,7 +113,10 @@ class CheckpointNamesMixin(Cure):
     of their own. For a while it needs the memory of a second model on the CPU.
     """
 
-    _kinds: ClassVar = {"trainer": 90, "grpo": 380}
+    _kinds: ClassVar = {
+        "trainer": ("ResumedEpochsMixin", "neither calls the other; cures of one topic stand together"),
+        "grpo": ("ResumedEpochsMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.LOAD, patch_points.trainer_method("_load_best_model"))
     model: Any
     state: Any

@@ -28,7 +28,10 @@ class ResumedEpochsMixin(Cure):
     A sampler that can be told its epoch, and one of another package than TRL, is left alone.
     """
 
-    _kinds: ClassVar = {"trainer": 80, "grpo": 370}
+    _kinds: ClassVar = {
+        "trainer": ("ResumingMixin", "neither calls the other; cures of one topic stand together"),
+        "grpo": ("ResumingMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.trainer_method("_get_train_sampler"),)
     state: Any
     _sampled_by_trl: bool | None = None

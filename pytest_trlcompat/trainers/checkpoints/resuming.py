@@ -50,7 +50,10 @@ class ResumingMixin(Cure):
     Python, numpy, torch and the accelerator.
     """
 
-    _kinds: ClassVar = {"trainer": 70, "grpo": 360}
+    _kinds: ClassVar = {
+        "trainer": ("EvaluationRemainderMixin", "neither calls the other; it was measured here"),
+        "grpo": ("EvaluationRemainderMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.trainer_method("_load_rng_state"),)
 
     def _load_rng_state(self, checkpoint: Any) -> None:

@@ -178,8 +178,8 @@ class Cure:
 
     Attributes:
         cures: what each cure of this trainer does on this stack, and in this training if asked of a trainer.
-        _kinds: kinds of trainers that get it, each with its place among their cures: the cure with the smallest number
-            stands in front of all others. No two cures of a kind have the same number.
+        _kinds: kinds of trainers that get it, each with the cure behind which it stands there, ``""`` for one in front,
+            and the reason.
         _points: names of upstream's that it changes, overrides, or calls although they are not public, with the
             releases that have them.
         _stands_before: names of the mixins that must stand behind it, each with the reason.
@@ -188,7 +188,7 @@ class Cure:
     """
 
     cures: ClassVar[tuple[CureStatus, ...]] = _Cures()  # type: ignore[assignment] # a descriptor
-    _kinds: ClassVar[Mapping[str, int]] = {}
+    _kinds: ClassVar[Mapping[str, tuple[str, str]]] = {}
     _points: ClassVar[patch_points.Points] = (patch_points.TRAIN,)
     _stands_before: ClassVar[Mapping[str, str]] = {}
     _needed: ClassVar[tuple[Condition, ...]] = ()

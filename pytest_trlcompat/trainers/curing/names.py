@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-__all__ = ["FOLDER", "MODULES", "PLACES", "names_of", "paths"]
+__all__ = ["FOLDER", "MODULES", "NEEDS", "PLACES", "names_of", "paths"]
 
 FOLDER = Path(__file__).parents[1]
 """Of the package. A folder in it is a topic, but for that of this module."""
@@ -20,6 +20,7 @@ _HERE = {"CureError": "curing.errors", "cured": "curing.compose"}
 # Searching for these takes a hundredth of parsing whole modules, in each process that imports this package.
 _EXPORTED = "\n__all__ = ["
 _PLACES = "\n    _kinds: ClassVar = {"
+_NEEDS = "\n    _stands_before: ClassVar = {"
 
 
 def paths() -> Iterator[tuple[str, str]]:
@@ -40,23 +41,26 @@ def _exported(text: str) -> list[str]:
     return text[start : text.index("]", start + len(_EXPORTED))].split('"')[1::2] if start >= 0 else []
 
 
-def _places(text: str) -> Iterator[tuple[str, str]]:
-    """Each mixin of a module, and its places as they are written."""
-    at = text.find(_PLACES)
+def _declared(text: str, declaration: str) -> Iterator[tuple[str, str]]:
+    """Each class of a module with this declaration, and the dictionary as it is written, which has no braces inside."""
+    at = text.find(declaration)
     while at >= 0:
         start = text.rindex("\nclass ", 0, at) + len("\nclass ")
-        yield text[start : text.index("(", start)], text[at + len(_PLACES) - 1 : text.index("}", at) + 1]
-        at = text.find(_PLACES, at + 1)
+        yield text[start : text.index("(", start)], text[at + len(declaration) - 1 : text.index("}", at) + 1]
+        at = text.find(declaration, at + 1)
 
 
 _MODULES: dict[str, str] = dict(_HERE)
 PLACES: dict[str, str] = {}
-"""Mixin to its places in kinds of trainers, as it declares them: ``{"trainer": 360, "grpo": 500}``."""
+"""Mixin to its places in kinds of trainers, as it declares them: ``{"grpo": ("SamplingMixin", "the reason")}``."""
+NEEDS: dict[str, str] = {}
+"""Mixin to those that must stand behind it, as it declares them: ``{"LogitsToKeepMixin": "the reason"}``."""
 for _path, _module in paths():
     with open(_path, encoding="utf-8") as _file:
         _text = _file.read()
     _MODULES.update((name, _module) for name in _exported(_text) if name.endswith(_ENDINGS))
-    PLACES.update(_places(_text))
+    PLACES.update(_declared(_text, _PLACES))
+    NEEDS.update(_declared(_text, _NEEDS))
 
 MODULES: Mapping[str, str] = MappingProxyType(dict(sorted(_MODULES.items())))
 """Each public name to the module of this package that defines it, ``FSDPSaveMixin`` to ``fsdp.fsdp_save``."""

@@ -38,7 +38,10 @@ class DeepSpeedAccumulationMixin(Cure):
     Does nothing without DeepSpeed, and with releases of it that are right; see :func:`repair_accumulation`.
     """
 
-    _kinds: ClassVar = {"trainer": 20, "grpo": 20}
+    _kinds: ClassVar = {
+        "trainer": ("TrainerAccumulationMixin", "its training_step calls this one's"),
+        "grpo": ("GradientAccumulationMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.TRAINING_STEP,)
     _needed: ClassVar = (DEEPSPEED,)
     accelerator: Any

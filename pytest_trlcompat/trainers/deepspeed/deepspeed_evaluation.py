@@ -38,7 +38,10 @@ class DeepSpeedEvaluationMixin(Cure):
     when ``train()`` is called; with none it does nothing.
     """
 
-    _kinds: ClassVar = {"trainer": 30, "grpo": 310}
+    _kinds: ClassVar = {
+        "trainer": ("DeepSpeedAccumulationMixin", "neither calls the other; cures of one topic stand together"),
+        "grpo": ("DeepSpeedHooksMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.trainer_method("evaluation_loop"), patch_points.TRAIN)
     _needed: ClassVar = (DEEPSPEED,)
     accelerator: Any

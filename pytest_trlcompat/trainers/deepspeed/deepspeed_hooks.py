@@ -74,7 +74,10 @@ class DeepSpeedHooksMixin(AroundGeneration):
     not, and what DeepSpeed has recorded is dropped if it is still there. The order is then recorded anew.
     """
 
-    _kinds: ClassVar = {"grpo": 300, "rloo": 2}
+    _kinds: ClassVar = {
+        "grpo": ("ZeRO3FusedHeadMixin", "its _around_generation calls this one's"),
+        "rloo": ("FSDPAdapterGenerationMixin", "its _around_generation calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.ADD_HOOKS, OLD_REGISTER, NEW_REGISTER)
     _needed: ClassVar = (ZERO3,)
 
@@ -91,7 +94,9 @@ class DeepSpeedHooksMixin(AroundGeneration):
 class PPODeepSpeedHooksMixin(Cure):
     """The same for a subclass of TRL's PPO trainer, which generates within ``train``."""
 
-    _kinds: ClassVar = {"ppo": 110}
+    _kinds: ClassVar = {
+        "ppo": ("PPONewerTrainerMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (
         patch_points.ADD_HOOKS,
         OLD_REGISTER,

@@ -25,7 +25,11 @@ class EmptyParamGroupsMixin(Cure):
     Only under DeepSpeed: elsewhere an empty group does no harm, and a checkpoint's optimizer has it.
     """
 
-    _kinds: ClassVar = {"trainer": 40, "grpo": 320, "ppo": 120}
+    _kinds: ClassVar = {
+        "trainer": ("DeepSpeedEvaluationMixin", "neither calls the other; cures of one topic stand together"),
+        "grpo": ("DeepSpeedEvaluationMixin", "neither calls the other; cures of one topic stand together"),
+        "ppo": ("PPODeepSpeedHooksMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (CREATE_OPTIMIZER,)
     accelerator: Any
     optimizer: Any

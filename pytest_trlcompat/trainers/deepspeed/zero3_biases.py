@@ -30,7 +30,10 @@ class ZeRO3BiasesMixin(Cure):
     trainer's are left alone.
     """
 
-    _kinds: ClassVar = {"trainer": 130, "grpo": 430}
+    _kinds: ClassVar = {
+        "trainer": ("ShiftedCountMixin", "neither calls the other; it was measured here"),
+        "grpo": ("ZeRO3LoraCheckpointingMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.TRAIN, ZERO3_LINEAR_BACKWARD)
     _needed: ClassVar = (ZERO3,)
     accelerator: Any

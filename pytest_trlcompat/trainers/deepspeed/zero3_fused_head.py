@@ -35,7 +35,9 @@ class ZeRO3FusedHeadMixin(AroundGeneration):
     not trained: it has no gradient.
     """
 
-    _kinds: ClassVar = {"grpo": 290}
+    _kinds: ClassVar = {
+        "grpo": ("ZeRO3GenerationMixin", "its _around_generation calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.ADD_FUSED_HEAD, REGISTER_EXTERNAL)
     _needed: ClassVar = (ZERO3, TRANSFORMERS_GENERATES)
     model: Any

@@ -55,7 +55,9 @@ class ZeRO3GenerationMixin(AroundGeneration):
     when generation fails. What goes with putting them back is :mod:`.deepspeed_hooks`' matter.
     """
 
-    _kinds: ClassVar = {"grpo": 280}
+    _kinds: ClassVar = {
+        "grpo": ("FSDPOffloadGenerationMixin", "its _around_generation calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.GENERATION, patch_points.ADD_HOOKS, REMOVE_HOOKS)
     _needed: ClassVar = (ZERO3, TRANSFORMERS_GENERATES)
     accelerator: Any

@@ -31,7 +31,10 @@ class ZeRO3MixedDtypesMixin(Cure):
     dtype of its parameter.
     """
 
-    _kinds: ClassVar = {"trainer": 150, "grpo": 450}
+    _kinds: ClassVar = {
+        "trainer": ("ZeRO3WholeModulesMixin", "its evaluate calls this one's"),
+        "grpo": ("ZeRO3WholeModulesMixin", "its evaluate calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.TRAIN, patch_points.EVALUATE, ZERO3_GATHER)
     _needed: ClassVar = (ZERO3,)
     model: Any

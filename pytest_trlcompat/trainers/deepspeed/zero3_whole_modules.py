@@ -70,7 +70,11 @@ class ZeRO3WholeModulesMixin(Cure):
     makes no difference.
     """
 
-    _kinds: ClassVar = {"trainer": 140, "grpo": 440, "ppo": 140}
+    _kinds: ClassVar = {
+        "trainer": ("ZeRO3BiasesMixin", "its train calls this one's"),
+        "grpo": ("ZeRO3BiasesMixin", "its train calls this one's"),
+        "ppo": ("DecayedNormsMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.TRAIN, patch_points.EVALUATE, PEFT_WRAPPER, PEFT_OLD_WRAPPER)
     _needed: ClassVar = (ZERO3,)
     model: Any

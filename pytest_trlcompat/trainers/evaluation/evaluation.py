@@ -36,7 +36,9 @@ class EvaluationMixin(Cure):
     It knows by the methods that TRL defines, by the shape of its metrics and by the names that its code uses.
     """
 
-    _kinds: ClassVar = {"grpo": 340}
+    _kinds: ClassVar = {
+        "grpo": ("DecayedNormsMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (
         patch_points.EVALUATE,
         patch_points.trainer_method("prediction_step"),

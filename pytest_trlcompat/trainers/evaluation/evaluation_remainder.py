@@ -26,7 +26,10 @@ class EvaluationRemainderMixin(Cure):
     It knows by the sampler: one that repeats nothing is left alone.
     """
 
-    _kinds: ClassVar = {"trainer": 60, "grpo": 350}
+    _kinds: ClassVar = {
+        "trainer": ("DecayedNormsMixin", "neither calls the other; it was measured here"),
+        "grpo": ("EvaluationMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (
         patch_points.trainer_method("get_eval_dataloader"),
         patch_points.trainer_method("evaluation_loop"),

@@ -34,7 +34,9 @@ class KTOEvaluationMixin(Cure):
         CureError: the first dataset that is prepared is not that of the training.
     """
 
-    _kinds: ClassVar = {"trainer": 200}
+    _kinds: ClassVar = {
+        "trainer": ("PrecomputedReferenceMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (
         PatchPoint("trl.experimental.kto.kto_trainer:KTOTrainer._prepare_dataset", ">=1.3,<1.8"),
         PatchPoint("trl.trainer.kto_trainer:KTOTrainer._prepare_dataset", ">=1.8"),

@@ -38,7 +38,10 @@ class FSDP2GradNormMixin(Cure):
     Does nothing where the accelerator's ``clip_grad_norm_`` returns the whole norm.
     """
 
-    _kinds: ClassVar = {"trainer": 350, "grpo": 490}
+    _kinds: ClassVar = {
+        "trainer": ("FSDPTeacherMixin", "neither calls the other; cures of one topic stand together"),
+        "grpo": ("FSDPGradientsMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.TRAIN, CLIP)
     _needed: ClassVar = (FSDP2,)
     accelerator: Any

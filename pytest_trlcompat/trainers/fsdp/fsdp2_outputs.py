@@ -65,7 +65,10 @@ class FSDP2OutputsMixin(Cure):
     nothing where the policy's ``output_dtype`` is not the low precision in which layers compute.
     """
 
-    _kinds: ClassVar = {"trainer": 310, "grpo": 220}
+    _kinds: ClassVar = {
+        "trainer": ("FSDPSyncRefModelMixin", "its __init__ calls this one's"),
+        "grpo": ("FSDPSyncRefModelMixin", "its __init__ calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (
         patch_points.TRAIN,
         patch_points.trainer_method("evaluation_loop"),

@@ -50,7 +50,11 @@ class FSDPAdapterGenerationMixin(AroundGeneration):
     strategy, or with vLLM, which generates elsewhere.
     """
 
-    _kinds: ClassVar = {"grpo": 260, "rloo": 1, "distillation": 1}
+    _kinds: ClassVar = {
+        "grpo": ("FSDPGenerationMixin", "its _around_generation calls this one's"),
+        "rloo": ("", "of RLOO alone: in front of what any trainer gets"),
+        "distillation": ("", "of distillation alone: in front of what any trainer gets"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.GENERATION,)
     _needed: ClassVar = (FSDP2, ADAPTER, TRANSFORMERS_GENERATES)
     accelerator: Any

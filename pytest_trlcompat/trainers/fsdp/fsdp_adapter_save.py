@@ -115,7 +115,10 @@ class FSDPAdapterSaveMixin(Cure):
     Does nothing without adapters and under another strategy.
     """
 
-    _kinds: ClassVar = {"trainer": 370, "grpo": 510}
+    _kinds: ClassVar = {
+        "trainer": ("FSDPSaveMixin", "its save_model calls this one's"),
+        "grpo": ("FSDPSaveMixin", "its save_model calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.SAVE_MODEL, patch_points.SAVE_CHECKPOINT, patch_points.LOAD)
     _needed: ClassVar = (FSDP1,)
     accelerator: Any

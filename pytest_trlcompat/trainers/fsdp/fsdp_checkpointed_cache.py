@@ -25,7 +25,10 @@ class FSDPCheckpointedCacheMixin(Cure):
     as generation, and for models without a cache.
     """
 
-    _kinds: ClassVar = {"trainer": 180, "grpo": 470}
+    _kinds: ClassVar = {
+        "trainer": ("DDPAdapterCheckpointingMixin", "neither calls the other; it was measured here"),
+        "grpo": ("DDPAdapterCheckpointingMixin", "neither calls the other; it was measured here"),
+    }
     accelerator: Any
     model: Any
 

@@ -107,7 +107,9 @@ class FSDPGenerationMixin(AroundGeneration):
     in which TRL finds no root to gather. With vLLM, which generates elsewhere, it does nothing.
     """
 
-    _kinds: ClassVar = {"grpo": 250}
+    _kinds: ClassVar = {
+        "grpo": ("FSDPReferenceModelMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.GENERATION, *patch_points.FSDP1_ROOT)
     _needed: ClassVar = (FSDP1, TRANSFORMERS_GENERATES)
     accelerator: Any

@@ -43,7 +43,9 @@ class FSDPGradientsMixin(AroundGeneration):
     Does nothing for models that are not wrapped so, nor with vLLM, which generates elsewhere.
     """
 
-    _kinds: ClassVar = {"grpo": 480}
+    _kinds: ClassVar = {
+        "grpo": ("FSDPCheckpointedCacheMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.GENERATION, patch_points.FSDP1_RESET_GRADIENTS)
     _needed: ClassVar = (FSDP1,)
     args: Any

@@ -48,7 +48,9 @@ class FSDPOffloadGenerationMixin(AroundGeneration):
     strategy, or with vLLM, which generates elsewhere.
     """
 
-    _kinds: ClassVar = {"grpo": 270}
+    _kinds: ClassVar = {
+        "grpo": ("FSDPAdapterGenerationMixin", "its _around_generation calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.GENERATION,)
     _needed: ClassVar = (FSDP2, TRANSFORMERS_GENERATES)
     accelerator: Any

@@ -117,7 +117,10 @@ class FSDPReferenceModelMixin(Cure):
     at the reference model that the trainer made. Does nothing with one that is the policy itself.
     """
 
-    _kinds: ClassVar = {"trainer": 330, "grpo": 240}
+    _kinds: ClassVar = {
+        "trainer": ("ReferenceOfPolicyMixin", "its __init__ calls this one's"),
+        "grpo": ("ReferenceOfPolicyMixin", "its __init__ calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.PREPARE_FSDP, patch_points.PREPARE_FSDP2)
     _needed: ClassVar = (
         FSDP,

@@ -98,7 +98,10 @@ class FSDPSaveMixin(Cure):
     Gathers it as ``FULL_STATE_DICT`` does; checkpoints stay as the state dict type has them.
     """
 
-    _kinds: ClassVar = {"trainer": 360, "grpo": 500}
+    _kinds: ClassVar = {
+        "trainer": ("FSDP2GradNormMixin", "neither calls the other; cures of one topic stand together"),
+        "grpo": ("FSDP2GradNormMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.SAVE_MODEL, patch_points.GET_STATE_DICT)
     accelerator: Any
 

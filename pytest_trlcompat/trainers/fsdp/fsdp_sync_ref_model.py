@@ -147,7 +147,10 @@ class FSDPSyncRefModelCallback(SyncRefModelCallback):
 class FSDPSyncRefModelMixin(Cure):
     """Gives a subclass of a TRL trainer :class:`FSDPSyncRefModelCallback` for the callback that TRL made for it."""
 
-    _kinds: ClassVar = {"trainer": 300, "grpo": 210}
+    _kinds: ClassVar = {
+        "trainer": ("VLLMRestartMixin", "its __init__ calls this one's"),
+        "grpo": ("Float32LogProbsMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (
         PatchPoint("trl.trainer.callbacks:SyncRefModelCallback.on_step_end", ">=0.12"),
         patch_points.FSDP1_RESHARD,

@@ -33,7 +33,9 @@ class FSDPTeacherMixin(Cure):
     """
 
     # GRPO has no teacher.
-    _kinds: ClassVar = {"trainer": 340}
+    _kinds: ClassVar = {
+        "trainer": ("FSDPReferenceModelMixin", "its __init__ calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.PREPARE_FSDP2,)
     _needed: ClassVar = (
         FSDP,

@@ -40,7 +40,10 @@ class AssistantPrefixMixin(Cure):
             own, or a vLLM server.
     """
 
-    _kinds: ClassVar = {"trainer": 240, "grpo": 80}
+    _kinds: ClassVar = {
+        "trainer": ("LoggedMetricsMixin", "neither calls the other; it was measured here"),
+        "grpo": ("ScaleRewardsMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (
         patch_points.in_grpo("GRPOTrainer._generate_single_turn", ">=0.25,<0.29.1"),
         patch_points.in_grpo("GRPOTrainer._tokenize_prompts", ">=0.29.1"),

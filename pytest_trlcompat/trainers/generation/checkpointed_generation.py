@@ -46,7 +46,9 @@ class CheckpointedGenerationMixin(AroundGeneration):
     off, where TRL has switched it off for generation itself, and with vLLM, which generates elsewhere.
     """
 
-    _kinds: ClassVar = {"grpo": 130}
+    _kinds: ClassVar = {
+        "grpo": ("SamplingMixin", "its _around_generation calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.GENERATION,)
     args: Any
 

@@ -66,7 +66,9 @@ class SamplingMixin(AroundGeneration):
     absence for no limit, as TRL's documentation does. With vLLM, which samples elsewhere, it does nothing either.
     """
 
-    _kinds: ClassVar = {"grpo": 120}
+    _kinds: ClassVar = {
+        "grpo": ("LoggedMetricsMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.GENERATION,)
     args: Any
     generation_config: Any

@@ -29,7 +29,10 @@ class AbsolutePositionsMixin(Cure):
     by the mask themselves, are left as they are.
     """
 
-    _kinds: ClassVar = {"trainer": 250, "grpo": 90}
+    _kinds: ClassVar = {
+        "trainer": ("AssistantPrefixMixin", "neither calls the other; it was measured here"),
+        "grpo": ("AssistantPrefixMixin", "neither calls the other; it was measured here"),
+    }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -74,7 +74,9 @@ class Float32LogProbsMixin(AroundGeneration):
     a Triton kernel for them. What ``LogitsToKeepMixin`` computes is in float32 anyway.
     """
 
-    _kinds: ClassVar = {"grpo": 200}
+    _kinds: ClassVar = {
+        "grpo": ("LogitsToKeepMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (SELECTIVE_LOG_SOFTMAX, SELECTIVE_LOG_SOFTMAX_OF_UTILS)
 
     @contextmanager

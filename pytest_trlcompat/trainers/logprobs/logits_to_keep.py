@@ -163,7 +163,9 @@ class LogitsToKeepMixin(Cure):
     ``args.temperature``, and padded prompts are masked.
     """
 
-    _kinds: ClassVar = {"grpo": 190}
+    _kinds: ClassVar = {
+        "grpo": ("PlainLogProbsMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (
         patch_points.PER_TOKEN_LOGPS,
         patch_points.COMPUTE_LOSS,

@@ -46,7 +46,10 @@ class OwnLogitsMixin(Cure):
     too, where the output head has no matrix that could be read, or is a trained unit of FSDP's by itself.
     """
 
-    _kinds: ClassVar = {"trainer": 260, "grpo": 100}
+    _kinds: ClassVar = {
+        "trainer": ("AbsolutePositionsMixin", "its __init__ calls this one's"),
+        "grpo": ("AbsolutePositionsMixin", "its __init__ calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (
         patch_points.ADD_FUSED_HEAD,
         PatchPoint("trl.trainer.utils:FusedCausalLMOutput", ">=1.15"),

@@ -30,7 +30,9 @@ class PlainLogProbsMixin(Cure):
     rows of logits in memory, which the kernels save. Elsewhere nothing is changed.
     """
 
-    _kinds: ClassVar = {"grpo": 180}
+    _kinds: ClassVar = {
+        "grpo": ("VLLMRestartMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.PER_TOKEN_LOGPS_AND_ENTROPIES,)
     _stands_before: ClassVar = {
         "LogitsToKeepMixin": "that one asks whether TRL has the method that this one defines in front of every TRL",

@@ -25,7 +25,9 @@ class LogStartTimeMixin(Cure):
     """
 
     # GRPO's logs have always taken a time.
-    _kinds: ClassVar = {"trainer": 110}
+    _kinds: ClassVar = {
+        "trainer": ("TrainSamplerMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.trainer_method("log"),)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:

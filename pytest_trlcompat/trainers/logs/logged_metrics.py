@@ -28,7 +28,10 @@ _OF_A_RANK = "local_mean"
 class LoggedMetricsMixin(Cure):
     """Lets each number that a reward function of ``trl.GRPOTrainer`` or ``trl.RLOOTrainer`` logs count once."""
 
-    _kinds: ClassVar = {"trainer": 230, "grpo": 110}
+    _kinds: ClassVar = {
+        "trainer": ("LigerGradientsMixin", "neither calls the other; it was measured here"),
+        "grpo": ("OwnLogitsMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (
         patch_points.in_grpo("GRPOTrainer._calculate_rewards", ">=1.0,<1.14"),
         PatchPoint("trl.trainer.rloo_trainer:RLOOTrainer._calculate_rewards", ">=1.0,<1.14"),

@@ -33,7 +33,9 @@ class EntropyBonusMixin(Cure):
     at. An evaluation's loss has no derivatives, and stays as it is.
     """
 
-    _kinds: ClassVar = {"grpo": 60}
+    _kinds: ClassVar = {
+        "grpo": ("LigerSettingsMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (
         patch_points.COMPUTE_LOSS,
         patch_points.GRPO_LOSS,

@@ -174,7 +174,9 @@ class GradientAccumulationMixin(ScaledBackward):
     Does nothing where ``gradient_accumulation_steps`` is 1.
     """
 
-    _kinds: ClassVar = {"grpo": 10}
+    _kinds: ClassVar = {
+        "grpo": ("", "its training_step calls all others"),
+    }
     _points: ClassVar[patch_points.Points] = (ACCELERATOR_MADE,)
 
     def create_accelerator_and_postprocess(self) -> None:

@@ -40,7 +40,9 @@ class LigerGradientsMixin(Cure):
     """
 
     # GRPO's loss with Liger goes through DDP.
-    _kinds: ClassVar = {"trainer": 220}
+    _kinds: ClassVar = {
+        "trainer": ("LigerSettingsMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.TRAINING_STEP,)
     _needed: ClassVar = _NEEDED
     accelerator: Any

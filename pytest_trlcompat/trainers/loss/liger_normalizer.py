@@ -31,7 +31,9 @@ class LigerNormalizerMixin(Cure):
     It knows by the code of ``compute_liger_loss`` whether TRL hands the number on, and asks Liger for its own.
     """
 
-    _kinds: ClassVar = {"grpo": 30}
+    _kinds: ClassVar = {
+        "grpo": ("DeepSpeedAccumulationMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (
         patch_points.COMPUTE_LOSS,
         patch_points.in_grpo("GRPOTrainer.compute_liger_loss", ">=0.18,<1.13"),

@@ -27,7 +27,10 @@ class LigerSettingsMixin(Cure):
         ValueError: when it is built; names the settings.
     """
 
-    _kinds: ClassVar = {"trainer": 210, "grpo": 50}
+    _kinds: ClassVar = {
+        "trainer": ("KTOEvaluationMixin", "neither calls the other; it was measured here"),
+        "grpo": ("TokenNormalizerMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _needed: ClassVar = (LIGER,)
     args: Any
 

@@ -30,7 +30,9 @@ class ScaleRewardsMixin(Cure):
         CureError: ``scale_rewards="batch"``, by which these releases cannot divide.
     """
 
-    _kinds: ClassVar = {"grpo": 70}
+    _kinds: ClassVar = {
+        "grpo": ("EntropyBonusMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.GENERATE_AND_SCORE,)
     scale_rewards: str
 

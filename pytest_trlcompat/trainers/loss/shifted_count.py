@@ -24,7 +24,9 @@ class ShiftedCountMixin(Cure):
     """
 
     # GRPO counts no labels.
-    _kinds: ClassVar = {"trainer": 120}
+    _kinds: ClassVar = {
+        "trainer": ("LogStartTimeMixin", "neither calls the other; it was measured here"),
+    }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -29,7 +29,9 @@ class TokenNormalizerMixin(Cure):
     the names in the code of ``_compute_loss``.
     """
 
-    _kinds: ClassVar = {"grpo": 40}
+    _kinds: ClassVar = {
+        "grpo": ("LigerNormalizerMixin", "its compute_loss calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (
         patch_points.GRPO_LOSS,
         patch_points.GENERATE_AND_SCORE,

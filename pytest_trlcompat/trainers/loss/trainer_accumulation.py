@@ -54,7 +54,9 @@ class TrainerAccumulationMixin(ScaledBackward):
     """
 
     # GRPO's gradients have a cure of their own, GradientAccumulationMixin.
-    _kinds: ClassVar = {"trainer": 10}
+    _kinds: ClassVar = {
+        "trainer": ("", "its training_step calls all others"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.TRAINING_STEP,)
     _is_share: bool = False
 

@@ -51,7 +51,9 @@ class PPOAcceleratorMixin(Cure):
     the accelerator would have made.
     """
 
-    _kinds: ClassVar = {"ppo": 90}
+    _kinds: ClassVar = {
+        "ppo": ("PPOAdapterReferenceMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (ACCELERATOR,)
     _needed: ClassVar = (DEEPSPEED,)
 

@@ -27,7 +27,9 @@ class PPOAccumulationMixin(Cure):
     Where upstream is right, or ``gradient_accumulation_steps`` is 1, the numbers are upstream's.
     """
 
-    _kinds: ClassVar = {"ppo": 20}
+    _kinds: ClassVar = {
+        "ppo": ("PPOOptimizerStepsMixin", "its train calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = patch_points.ppo_methods("train")
     _needed: ClassVar = (DEEPSPEED,)
     accelerator: Any

@@ -36,7 +36,9 @@ class PPOAdapterReferenceMixin(Cure):
     Does nothing in one process, under DeepSpeed, and where a reference model is given.
     """
 
-    _kinds: ClassVar = {"ppo": 80}
+    _kinds: ClassVar = {
+        "ppo": ("PPOFSDPMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = NULL_REFERENCE
     model: Any
 

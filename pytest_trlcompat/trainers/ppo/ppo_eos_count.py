@@ -27,7 +27,10 @@ class PPOEosCountMixin(Cure):
     Does nothing in one process.
     """
 
-    _kinds: ClassVar = {"ppo": 40, "first_rloo": 3}
+    _kinds: ClassVar = {
+        "ppo": ("PPOGradNormMixin", "neither calls the other; cures of one topic stand together"),
+        "first_rloo": ("PPOGradNormMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.trainer_method("log"),)
     _needed: ClassVar = (SEVERAL_RANKS,)
     accelerator: Any

@@ -62,7 +62,9 @@ class PPOFSDPMixin(Cure):
     Reference and reward model stay whole on each rank.
     """
 
-    _kinds: ClassVar = {"ppo": 70}
+    _kinds: ClassVar = {
+        "ppo": ("PPOSaveMixin", "its __init__ calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (
         *patch_points.in_ppo("PolicyAndValueWrapper.__init__"),
         *patch_points.in_ppo("unwrap_model_for_generation"),

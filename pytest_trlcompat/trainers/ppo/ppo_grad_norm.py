@@ -34,7 +34,10 @@ class PPOGradNormMixin(Cure):
     own configuration.
     """
 
-    _kinds: ClassVar = {"ppo": 30, "first_rloo": 2}
+    _kinds: ClassVar = {
+        "ppo": ("PPOAccumulationMixin", "its train calls this one's"),
+        "first_rloo": ("PPOOptimizerStepsMixin", "its train calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = patch_points.ppo_methods("train")
     _needed: ClassVar = (_NOT_DEEPSPEED, _LIMITED)
     accelerator: Any

@@ -27,7 +27,10 @@ class PPONewerTrainerMixin(Cure):
     this one, and passes what ``Trainer`` takes.
     """
 
-    _kinds: ClassVar = {"ppo": 100, "first_rloo": 4}
+    _kinds: ClassVar = {
+        "ppo": ("PPOAcceleratorMixin", "neither calls the other; cures of one topic stand together"),
+        "first_rloo": ("PPOEosCountMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.SAVE_CHECKPOINT,)
     optimizer_cls_and_kwargs: Any = None
     callback_handler: Any

@@ -35,7 +35,9 @@ class PPOObjectiveEntropyMixin(Cure):
         CureError: when an entropy is logged and no advantages were whitened before.
     """
 
-    _kinds: ClassVar = {"ppo": 50}
+    _kinds: ClassVar = {
+        "ppo": ("PPOEosCountMixin", "its log calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (
         *patch_points.in_ppo("masked_whiten"),
         *patch_points.ppo_methods("train"),

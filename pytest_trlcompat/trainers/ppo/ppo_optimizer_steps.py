@@ -49,7 +49,10 @@ class PPOOptimizerStepsMixin(Cure):
         CureError: under DeepSpeed, whose engine counts by itself, if it counts another number of micro-batches.
     """
 
-    _kinds: ClassVar = {"ppo": 10, "first_rloo": 1}
+    _kinds: ClassVar = {
+        "ppo": ("", "its train calls all others"),
+        "first_rloo": ("", "of RLOO up to 0.21 alone: in front of what any trainer gets"),
+    }
     _points: ClassVar[patch_points.Points] = (*patch_points.ppo_methods("train"), patch_points.trainer_method("log"))
     _needed: ClassVar = (ACCUMULATION,)
     accelerator: Any

@@ -58,7 +58,9 @@ class PPOSaveMixin(Cure):
     runs in any case.
     """
 
-    _kinds: ClassVar = {"ppo": 60}
+    _kinds: ClassVar = {
+        "ppo": ("PPOObjectiveEntropyMixin", "neither calls the other; cures of one topic stand together"),
+    }
     _points: ClassVar[patch_points.Points] = (
         *patch_points.ppo_methods("save_model"),
         patch_points.SAVE_MODEL,

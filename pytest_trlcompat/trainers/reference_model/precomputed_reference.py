@@ -51,7 +51,9 @@ class PrecomputedReferenceMixin(Cure):
     """
 
     # GRPO computes no log-probabilities of a reference model before training.
-    _kinds: ClassVar = {"trainer": 190}
+    _kinds: ClassVar = {
+        "trainer": ("FSDPCheckpointedCacheMixin", "its __init__ calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (
         HASH_MODULE,
         PatchPoint("trl.trainer.dpo_trainer:DPOTrainer._precompute_ref_logps", ">=0.29"),

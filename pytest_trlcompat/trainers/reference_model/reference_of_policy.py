@@ -46,7 +46,10 @@ class ReferenceOfPolicyMixin(Cure):
         CureError: under ZeRO-3, where the reference model is of another size: partitioned weights cannot be copied.
     """
 
-    _kinds: ClassVar = {"trainer": 320, "grpo": 230}
+    _kinds: ClassVar = {
+        "trainer": ("FSDP2OutputsMixin", "its __init__ calls this one's"),
+        "grpo": ("FSDP2OutputsMixin", "its __init__ calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = REFERENCE_CONSTRUCTORS
     _policy_as_given: Any = None
 

@@ -37,7 +37,11 @@ class DecayedNormsMixin(Cure):
     refuses to load its optimizer from a checkpoint.
     """
 
-    _kinds: ClassVar = {"trainer": 50, "grpo": 330, "ppo": 130}
+    _kinds: ClassVar = {
+        "trainer": ("EmptyParamGroupsMixin", "neither calls the other; it was measured here"),
+        "grpo": ("EmptyParamGroupsMixin", "neither calls the other; it was measured here"),
+        "ppo": ("EmptyParamGroupsMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.trainer_method("get_decay_parameter_names"), PARAMETER_NAMES)
     args: Any
     _left_out: int | None = None

@@ -33,7 +33,10 @@ class OneDevicePerRankMixin(Cure):
     Does nothing where TRL has no ``create_model_from_path``.
     """
 
-    _kinds: ClassVar = {"trainer": 400, "grpo": 540}
+    _kinds: ClassVar = {
+        "trainer": ("AdapterSeedMixin", "its __init__ calls this one's"),
+        "grpo": ("AdapterSeedMixin", "its __init__ calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (CREATE_MODEL,)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -24,7 +24,10 @@ class TrainSamplerMixin(Cure):
     It knows by the signature of the trainer's method.
     """
 
-    _kinds: ClassVar = {"trainer": 100, "grpo": 390}
+    _kinds: ClassVar = {
+        "trainer": ("CheckpointNamesMixin", "neither calls the other; it was measured here"),
+        "grpo": ("CheckpointNamesMixin", "neither calls the other; it was measured here"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.trainer_method("_get_train_sampler"),)
     train_dataset: Any
 

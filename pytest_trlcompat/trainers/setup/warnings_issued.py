@@ -29,7 +29,9 @@ class WarningsIssuedMixin(Cure):
     since nothing reads it any more.
     """
 
-    _kinds: ClassVar = {"grpo": 550}
+    _kinds: ClassVar = {
+        "grpo": ("OneDevicePerRankMixin", "its __init__ calls this one's"),
+    }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         with _lent():

@@ -58,7 +58,10 @@ class VLLMImagesMixin(Cure):
             images, in the main process, as where a request of TRL's own fails.
     """
 
-    _kinds: ClassVar = {"trainer": 280, "grpo": 160}
+    _kinds: ClassVar = {
+        "trainer": ("VLLMSyncMixin", "its __init__ calls this one's"),
+        "grpo": ("VLLMSyncMixin", "its __init__ calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (
         PatchPoint("trl.generation.vllm_generation:VLLMGeneration.generate", ">=0.28"),
         patch_points.VLLM_CLIENT,

@@ -48,7 +48,10 @@ class VLLMRestartMixin(Cure):
             restarted, or does not say so any more.
     """
 
-    _kinds: ClassVar = {"trainer": 290, "grpo": 170}
+    _kinds: ClassVar = {
+        "trainer": ("VLLMImagesMixin", "its __init__ calls this one's"),
+        "grpo": ("VLLMImagesMixin", "its __init__ calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (patch_points.VLLM_CLIENT, VLLM_CHAT, VLLM_GENERATE)
     _needed: ClassVar = (
         Condition(

@@ -84,7 +84,10 @@ class VLLMSyncMixin(Cure):
             else; or vLLM cannot forget keys and values of earlier weights.
     """
 
-    _kinds: ClassVar = {"trainer": 270, "grpo": 150}
+    _kinds: ClassVar = {
+        "trainer": ("OwnLogitsMixin", "its __init__ calls this one's"),
+        "grpo": ("AdapterReferenceMixin", "its _prepare_inputs calls this one's"),
+    }
     _points: ClassVar[patch_points.Points] = (
         VLLM_PARAMETERS,
         VLLM_SYNC,
