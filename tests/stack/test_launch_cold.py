@@ -9,17 +9,19 @@ import pytest
 
 from pytest_trlcompat.launch import Launcher, LaunchError
 
+from .conftest import ColdStep
 from .launch_bodies import train_step
+from .listened_launches import options_of
 
 CASES = [("zero3", "accelerate"), ("fsdp1", "accelerate"), ("ddp", "torchrun"), ("zero2", "deepspeed")]
 
 
 @pytest.mark.parametrize(("strategy", "command"), CASES)
-def test_cold_and_warm_agree_bitwise(launcher: Launcher, strategy: str, command: str) -> None:
-    options = {"auto_wrap_policy": "NO_WRAP"} if strategy.startswith("fsdp") else {}
-    warm = launcher(train_step, strategy=strategy, options=options)
-    cold = launcher(train_step, strategy=strategy, options=options, mode="cold", command=command)
-    assert cold.values == warm.values
+def test_cold_and_warm_agree_bitwise(launcher: Launcher, cold_step: ColdStep, strategy: str, command: str) -> None:
+    warm = launcher(train_step, strategy=strategy, options=options_of(strategy))
+    launch = cold_step(strategy, command)
+    cold = launch.result
+    assert launch.steps == warm.values
     assert [rank.proof["engines"] for rank in cold.ranks] == [rank.proof["engines"] for rank in warm.ranks]
     assert cold.mode == "cold"
 
