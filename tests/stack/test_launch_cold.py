@@ -13,7 +13,12 @@ from .conftest import ColdStep
 from .launch_bodies import train_step
 from .listened_launches import options_of
 
-CASES = [("zero3", "accelerate"), ("fsdp1", "accelerate"), ("ddp", "torchrun"), ("zero2", "deepspeed")]
+CASES = [
+    ("zero3", "accelerate"),
+    ("fsdp1", "accelerate"),
+    ("zero2", "deepspeed"),
+    pytest.param("ddp", "torchrun", marks=pytest.mark.newest_stack),  # torch is the same in the older one
+]
 
 
 @pytest.mark.parametrize(("strategy", "command"), CASES)
@@ -30,6 +35,7 @@ def test_cold_and_warm_agree_bitwise(launcher: Launcher, cold_step: ColdStep, st
     "A rank of a cold launch is killed by SIGKILL.",
     "The launch fails, and names the rank and the signal.",
 )
+@pytest.mark.newest_stack
 def test_a_cold_failure_is_reported_like_a_warm_one(launcher: Launcher) -> None:
     def fail_on_rank_1() -> None:
         import sys
@@ -54,6 +60,7 @@ def test_a_cold_failure_is_reported_like_a_warm_one(launcher: Launcher) -> None:
     "A rank of a cold launch never returns.",
     "The launch ends at its timeout, and shows in which function the rank was.",
 )
+@pytest.mark.newest_stack
 def test_a_cold_hang_ends_with_the_timeout(launcher: Launcher) -> None:
     def sleep_for_ever() -> None:
         import time
