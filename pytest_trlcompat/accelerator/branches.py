@@ -119,7 +119,7 @@ class _Scan:
         """
         self.found: list[Branch] = []
         self._names: list[str] = []
-        breaks = [position for position, letter in enumerate(lowered) if letter == "\n"]
+        breaks = [newline.start() for newline in re.finditer("\n", lowered)]
         self._lines = sorted({bisect.bisect_left(breaks, word.start()) + 1 for word in _DEVICE_WORD.finditer(lowered)})
 
     def _names_none(self, node: ast.AST) -> bool:

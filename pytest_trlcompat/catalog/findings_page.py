@@ -8,6 +8,7 @@ The build of the site makes it; so does::
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -134,13 +135,25 @@ def _shows(issue: KnownIssue, release: str, required: Sequence[str]) -> bool:
 
 def _may_hold(prediction: Prediction, release: str, required: Iterable[str]) -> bool:
     """Whether a release of TRL can be installed with the versions that a prediction is about."""
-    if not SpecifierSet(prediction.when.get("trl", "")).contains(release):
+    if not _holds(prediction.when.get("trl", ""), release):
         return False
-    for requirement in map(Requirement, required):
-        named = prediction.when.get(requirement.name)
-        if named and requirement.marker is None and not ranges.parse(named) & ranges.parse(str(requirement.specifier)):
+    for name, allowed in filter(None, map(_always_required, required)):
+        named = prediction.when.get(name)
+        if named and not ranges.parse(named) & allowed:
             return False
     return True
+
+
+@functools.cache
+def _holds(specifiers: str, release: str) -> bool:
+    return SpecifierSet(specifiers).contains(release)
+
+
+@functools.cache
+def _always_required(text: str) -> tuple[str, ranges.Range] | None:
+    """The package that a requirement names and its versions; ``None`` where a marker says when it is required."""
+    requirement = Requirement(text)
+    return None if requirement.marker is not None else (requirement.name, ranges.parse(str(requirement.specifier)))
 
 
 def main() -> None:

@@ -343,4 +343,6 @@ def kind(strategy: str) -> str:
 @cache
 def _matches(patterns: tuple[str, ...], strategy: str) -> bool:
     # Most patterns are names, and to compile one takes longer than all that is asked of it.
-    return any(pattern == strategy or (WILDCARD.search(pattern) and fnmatchcase(strategy, pattern)) for pattern in patterns)
+    return any(
+        pattern == strategy or (WILDCARD.search(pattern) and fnmatchcase(strategy, pattern)) for pattern in patterns
+    )

@@ -37,8 +37,15 @@ class Axis:
         """On which piece a version stands; ``None``: on none, or it is not installed."""
         if text is None:
             return None
-        here = at(text)
-        return next((number for number, piece in enumerate(self.pieces) if piece.covers(here)), None)
+        if text not in self._numbers:
+            here = at(text)
+            self._numbers[text] = next((number for number, piece in enumerate(self.pieces) if piece.covers(here)), None)
+        return self._numbers[text]
+
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int | None]:
+        """The pieces of versions that were asked for: each cell's, for each boundary."""
+        return {}
 
     def describe(self, chosen: Iterable[int]) -> str:
         union = either(self.pieces[number] for number in chosen)

@@ -10,7 +10,6 @@ from packaging.version import Version
 
 from pytest_trlcompat.matrix.covering import registry
 from pytest_trlcompat.matrix.covering.releases import Release
-from pytest_trlcompat.matrix.errors import MatrixError
 
 __all__ = ["Ask", "Index", "ask"]
 

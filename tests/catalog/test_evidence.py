@@ -92,6 +92,7 @@ def changed(field: str, value: object) -> str:
     [
         ("", "not the evidence of a sweep"),
         ("[]", "not the evidence of a sweep"),
+        ('{"schema": true, "date": "", "cells": []}', "a schema from 1 to 4 was expected, True was found"),
         ('{"schema": 5, "date": "", "cells": []}', "a schema from 1 to 4 was expected, 5 was found"),
         ('{"schema": 1, "date": "", "cells": [{"id": "a"}]}', "not the evidence of a sweep"),
         (Evidence("", (CELL,)).to_json().replace("silent", "loud"), "not the evidence of a sweep .*loud"),

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_trlcompat import _data
 from pytest_trlcompat.catalog import known_issues, remedies
-from pytest_trlcompat.catalog.issue import STRATEGIES, measured_with
+from pytest_trlcompat.catalog.issue import STRATEGIES, Prediction, measured_with
 from pytest_trlcompat.catalog.regions import unreachable
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.conformance import rows
@@ -403,3 +403,10 @@ def test_a_folder_without_an_issue_is_no_catalogue(tmp_path: Path) -> None:
     (tmp_path / "absent.toml").write_text("schema = 1\n")
     with pytest.raises(known_issues.CatalogError, match="there is no file of an issue in its folders"):
         known_issues.load(tmp_path)
+
+
+@pytest.mark.parametrize("pattern", ["fsdp*", "fsdp?", "fsdp[12]"])
+def test_every_pattern_of_strategies_that_is_read_matches(pattern: str) -> None:
+    prediction = Prediction(Verdict.OK, "upstream", {}, (pattern,), "")
+    assert prediction.concerns("upstream", "fsdp1")
+    assert not prediction.concerns("upstream", "zero1")

@@ -109,6 +109,15 @@ def test_a_pre_release_stands_anywhere_up_to_its_release() -> None:
     assert [piece.describe(stand) for piece in pieces(stand, [parse("<0.18")])] == ["<0.18", "==0.18"]
 
 
+def test_a_dev_release_of_a_post_release_stands_behind_the_release() -> None:
+    stand = at("0.16.5.post1.dev3")
+    assert stand
+    assert parse(">0.16.5").covers(stand)
+    assert parse(">=0.16,<0.17").covers(stand)
+    assert parse("<=0.16.5.post1").covers(stand)
+    assert not parse(">=0.16.5.post1").covers(stand)
+
+
 @pytest.mark.parametrize("text", ["before 1.0", ">=0.15 <0.18", "=1", ">=one"])
 def test_what_is_no_range_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="malformed version range .*; write it like '>=0.15,<0.18'"):

@@ -86,7 +86,9 @@ def test_which_files_say_what_is_installed(
     [
         ({}, ["3.11"], "nothing says which"),
         ({"__python-version": "3.12.4\n"}, ["3.12"], ".python-version"),
-        ({"__python-version": "cpython@3.10"}, None, "names cpython@3.10"),
+        ({"__python-version": "# for tests\ncpython-3.11.9-linux-x86_64-gnu\n3.12\n"}, ["3.11"], ".python-version"),
+        ({"__python-version": "cpython@3.10"}, ["3.10"], ".python-version"),
+        ({"__python-version": "pypy@3.10"}, None, "names pypy@3.10"),
         ({"__python-version": ""}, None, "names nothing; pytest-trlcompat runs on 3.10 to 3.13"),
         ({"__python-version": "3.9"}, None, "names 3.9"),
         ({"pyproject__toml": metadata_of(requires_python=">=3.9")}, ["3.10", "3.13"], "the oldest and the newest"),

@@ -1,13 +1,14 @@
 """The commands that README and the tutorials show, with what they print: read, run, compared, written anew.
 
     nox -s examples                 runs all of them, each where it belongs
+    nox -s "examples(checkout)"     those that the tests do not run
     nox -s examples -- --update     writes what they print now into the pages
 
 A block of the language ``console`` stands below a comment that says where it is run:
 
 ``<!-- run: unit -->``           in a new folder, by the unit tests
 ``<!-- run: stack -->``          in a new folder where the stack is installed, by the tests with the stack
-``<!-- run: checkout -->``       in the checkout, by ``nox -s examples`` alone: it may take minutes
+``<!-- run: checkout -->``       in the checkout, by ``nox -s "examples(checkout)"`` alone: it may take minutes
 ``<!-- run: ci -->``             not here; it is a line of ``.ci/run``
 ``<!-- run: never, because -->`` not at all, with the reason
 

@@ -41,6 +41,10 @@ def test_continuous_integration_runs_what_the_page_tells_a_newcomer_to_run(examp
         assert command.line in re.split(r"\n\s*|part \"[^\"]+\" ", script)
 
 
+def test_continuous_integration_runs_the_examples_that_no_test_runs() -> None:
+    assert ' "examples(checkout)" ' in (ROOT / ".ci" / "run").read_text()
+
+
 def test_a_file_that_two_pages_show_is_the_same() -> None:
     shown: dict[str, set[str]] = {}
     for page in PAGES:

@@ -79,6 +79,14 @@ def test_the_variable_of_torch_is_as_before(monkeypatch: pytest.MonkeyPatch, bef
     assert os.environ.get(cuda._NVML_CHECK) == before
 
 
+@pytest.mark.parametrize(
+    ("variable", "number"), [("0,1", 2), ("", 0), ("-1", 0), ("0,-1,1", 1), ("NoDevFiles", 0), ("GPU-a, GPU-b", 2)]
+)
+def test_cuda_sees_the_devices_in_front_of_the_first_that_is_none(variable: str, number: int) -> None:
+    """https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars"""
+    assert _devices.visible_gpus({"CUDA_VISIBLE_DEVICES": variable}) == number
+
+
 @pytest.mark.parametrize(("device", "visible"), [("software", ""), ("cuda", "0,1"), ("cpu", "0,1")])
 def test_the_software_accelerator_is_alone_beside_gpus(
     monkeypatch: pytest.MonkeyPatch, device: str, visible: str

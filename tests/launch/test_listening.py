@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from .listening import family, listeners, watching
+from . import listening
+from .listening import family, inodes, listeners, watching
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,7 @@ def test_internet_sockets(kind: int, address: str, protected: bool, protocol: so
             "6" if kind == socket.AF_INET6 else ""
         )
         (found,) = (each for each in listeners([os.getpid()]) if each.port == one.getsockname()[1])
+        assert str(os.fstat(one.fileno()).st_ino) in inodes()
     assert (found.kind, ip_address(found.address), found.protected) == (name, ip_address(address), protected)
 
 
@@ -65,9 +67,22 @@ def test_unix_sockets(shared: Path) -> None:
         each.bind(name)
         each.listen()
     found = {each.address: each.protected for each in listeners([os.getpid()]) if each.kind == "unix"}
+    assert {str(os.fstat(each.fileno()).st_ino) for each in sockets} <= inodes()
     for each in sockets:
         each.close()
     assert [found[name.replace("\0", "@")] for name in names] == [False, True, False]
+
+
+def test_a_socket_is_listed_by_netlink_and_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(family: int) -> set[str]:
+        raise PermissionError
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        inode = str(os.fstat(server.fileno()).st_ino)
+        assert inode in listening._tcp_inodes(socket.AF_INET)
+        monkeypatch.setattr(listening, "_tcp_inodes", refused)
+        assert inode in inodes()
+    assert inode not in inodes()
 
 
 def test_descendants_are_watched() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
 from pytest_trlcompat.launch import Launcher
+
+from .listened_launches import ListenedLaunch, launch_and_listen
 
 NEWEST_ALONE = (
     *("test_accelerator_*", "test_artefacts", "test_command*", "test_debugging", "test_docs_examples"),
@@ -44,6 +48,22 @@ def launch() -> Iterator[Launcher]:
     """Launches on the software accelerator, also where there is a GPU."""
     with Launcher(device="software") as launcher:
         yield launcher
+
+
+ColdStep: TypeAlias = "Callable[[str, str], ListenedLaunch]"
+"""Gives the cold launch of a training step under a strategy by a command."""
+
+
+@pytest.fixture(scope="session")
+def cold_step(launcher: Launcher) -> ColdStep:
+    """Cold launches of a training step. Each is made once for the tests of all files, since all its processes import
+    the stack."""
+
+    @functools.cache
+    def launch(strategy: str, command: str) -> ListenedLaunch:
+        return launch_and_listen(launcher, strategy, mode="cold", command=command)
+
+    return launch
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ def train_and_list(root: int) -> dict[str, Any]:
     """A training step, then the sockets that ``root`` and its descendants listen on while all ranks are connected.
 
     Returns:
-        ``losses``, and on rank 0 ``listeners``: kind, whether others are kept out, and a text for messages; and
-        ``keepers``: of each socket of keepers whether others are kept out of its folder.
+        ``step``, what ``train_step`` returns; on rank 0 ``listeners``: kind, whether others are kept out, and a text
+        for messages; and ``keepers``: of each socket of keepers whether others are kept out of its folder.
     """
     import tempfile
     from pathlib import Path
@@ -32,7 +32,7 @@ def train_and_list(root: int) -> dict[str, Any]:
         keepers = [only_owner_enters(Path(each).parent) for each in sockets]
     if several:
         torch.distributed.barrier()
-    return {"losses": step["losses"], "listeners": found, "keepers": keepers}
+    return {"step": step, "listeners": found, "keepers": keepers}
 
 
 def _sockets(folder: Any) -> list[str]:

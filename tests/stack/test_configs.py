@@ -126,7 +126,7 @@ def test_a_deepspeed_file_that_a_program_names_gets_no_defaults(launch: Launcher
     assert (by_option["zero_optimization"], "gradient_clipping" in by_option) == (settings["zero_optimization"], False)
 
 
-def test_a_file_for_the_cpu(folder: Path) -> None:
+def test_a_file_for_the_cpu(launcher: Launcher, folder: Path) -> None:
     config = folder / "configs" / "cpu.json"
     config.write_text(json.dumps({"distributed_type": "MULTI_CPU", "num_processes": 2, "mixed_precision": "bf16"}))
 
@@ -136,8 +136,8 @@ def test_a_file_for_the_cpu(folder: Path) -> None:
         accelerator = Accelerator()
         return accelerator.device.type, accelerator.mixed_precision, accelerator.num_processes
 
-    with Launcher(device="cpu") as launcher:
-        assert launcher(precision, strategy=config, sharded=False).values == [("cpu", "bf16", 2)] * 2
+    found = launcher(precision, strategy=config, sharded=False, device="cpu").values
+    assert found == [("cpu", "bf16", 2)] * 2
 
 
 def test_a_strategy_by_name_keeps_its_defaults(launch: Launcher) -> None:

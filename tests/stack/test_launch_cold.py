@@ -9,17 +9,24 @@ import pytest
 
 from pytest_trlcompat.launch import Launcher, LaunchError
 
+from .conftest import ColdStep
 from .launch_bodies import train_step
+from .listened_launches import options_of
 
-CASES = [("zero3", "accelerate"), ("fsdp1", "accelerate"), ("ddp", "torchrun"), ("zero2", "deepspeed")]
+CASES = [
+    ("zero3", "accelerate"),
+    ("fsdp1", "accelerate"),
+    ("zero2", "deepspeed"),
+    pytest.param("ddp", "torchrun", marks=pytest.mark.newest_stack),  # torch is the same in the older one
+]
 
 
 @pytest.mark.parametrize(("strategy", "command"), CASES)
-def test_cold_and_warm_agree_bitwise(launcher: Launcher, strategy: str, command: str) -> None:
-    options = {"auto_wrap_policy": "NO_WRAP"} if strategy.startswith("fsdp") else {}
-    warm = launcher(train_step, strategy=strategy, options=options)
-    cold = launcher(train_step, strategy=strategy, options=options, mode="cold", command=command)
-    assert cold.values == warm.values
+def test_cold_and_warm_agree_bitwise(launcher: Launcher, cold_step: ColdStep, strategy: str, command: str) -> None:
+    warm = launcher(train_step, strategy=strategy, options=options_of(strategy))
+    launch = cold_step(strategy, command)
+    cold = launch.result
+    assert launch.steps == warm.values
     assert [rank.proof["engines"] for rank in cold.ranks] == [rank.proof["engines"] for rank in warm.ranks]
     assert cold.mode == "cold"
 
@@ -28,6 +35,7 @@ def test_cold_and_warm_agree_bitwise(launcher: Launcher, strategy: str, command:
     "A rank of a cold launch is killed by SIGKILL.",
     "The launch fails, and names the rank and the signal.",
 )
+@pytest.mark.newest_stack
 def test_a_cold_failure_is_reported_like_a_warm_one(launcher: Launcher) -> None:
     def fail_on_rank_1() -> None:
         import sys
@@ -52,6 +60,7 @@ def test_a_cold_failure_is_reported_like_a_warm_one(launcher: Launcher) -> None:
     "A rank of a cold launch never returns.",
     "The launch ends at its timeout, and shows in which function the rank was.",
 )
+@pytest.mark.newest_stack
 def test_a_cold_hang_ends_with_the_timeout(launcher: Launcher) -> None:
     def sleep_for_ever() -> None:
         import time

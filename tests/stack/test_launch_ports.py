@@ -7,44 +7,41 @@ import os
 import pty
 import pwd
 import re
-from typing import Any
 
 import pytest
 
 from pytest_trlcompat.launch import NAMES, Launcher, LaunchError
 from pytest_trlcompat.launch.debugging import Debug
-from tests.launch.listening import Listener, watching
 
-from .listening_bodies import be_attacked, be_impersonated, files_others_try, train_and_list
+from .conftest import ColdStep
+from .listened_launches import ListenedLaunch, launch_and_listen
+from .listening_bodies import be_attacked, be_impersonated, files_others_try
 
 COLD = [
     ("single", "accelerate"),
     ("ddp", "accelerate"),
     ("ddp", "torchrun"),
-    ("zero1", "torchrun"),
     ("zero2", "deepspeed"),
     ("zero3", "accelerate"),
     ("fsdp1", "accelerate"),
     ("fsdp2", "torchrun"),
 ]
+"""Each way in which a command starts ranks, and each engine's variables by a command that does not set them itself."""
 FORBIDDEN = "PermissionError"
 
 
-def launch(launcher: Launcher, strategy: str, **arguments: Any) -> tuple[list[Any], list[bool], set[Listener]]:
-    """What rank 0 saw in the middle: sockets, and keepers' sockets; and what was seen from the beginning to the end."""
-    options = {"auto_wrap_policy": "NO_WRAP"} if strategy.startswith("fsdp") else {}
-    with watching(os.getpid()) as seen:
-        result = launcher(train_and_list, os.getpid(), strategy=strategy, options=options, **arguments)
-    losses = [value["losses"] for value in result.values]
+def check_losses(launch: ListenedLaunch) -> None:
+    losses = [step["losses"] for step in launch.steps]
     assert losses[0] == losses[-1]
-    return result.values[0]["listeners"], result.values[0]["keepers"], seen
 
 
 @pytest.mark.parametrize("strategy", NAMES)
 def test_a_warm_launch_listens_on_the_loopback_alone(launcher: Launcher, strategy: str) -> None:
-    found, keepers, seen = launch(launcher, strategy)
+    launch = launch_and_listen(launcher, strategy)
+    check_losses(launch)
+    found, keepers = (launch.result.values[0][name] for name in ("listeners", "keepers"))
     assert [text for _, protected, text in found if not protected] == []
-    assert [str(each) for each in seen if not each.protected] == []
+    assert [str(each) for each in launch.listeners if not each.protected] == []
     kinds = [kind for kind, _, _ in found]
     assert ("tcp" in kinds) == (strategy != "single")  # gloo's connections; without several ranks there are none
     assert "unix" not in kinds
@@ -52,10 +49,12 @@ def test_a_warm_launch_listens_on_the_loopback_alone(launcher: Launcher, strateg
 
 
 @pytest.mark.parametrize(("strategy", "command"), COLD)
-def test_a_cold_launch_listens_on_the_loopback_alone(launcher: Launcher, strategy: str, command: str) -> None:
-    found, keepers, seen = launch(launcher, strategy, mode="cold", command=command)
+def test_a_cold_launch_listens_on_the_loopback_alone(cold_step: ColdStep, strategy: str, command: str) -> None:
+    launch = cold_step(strategy, command)
+    check_losses(launch)
+    found, keepers = (launch.result.values[0][name] for name in ("listeners", "keepers"))
     assert [text for _, protected, text in found if not protected] == []
-    assert [str(each) for each in seen if not each.protected] == []
+    assert [str(each) for each in launch.listeners if not each.protected] == []
     kinds = [kind for kind, _, _ in found]
     assert ("tcp" in kinds) == (strategy != "single")
     assert kinds.count("unix") == 1  # at which the ranks' keepers connect

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_trlcompat.training.errors import TrainingError
+from pytest_trlcompat.training.facts import deepspeed_facts
 from pytest_trlcompat.training.reading.sources import read_training
 from pytest_trlcompat.training.training import DEFAULT, UNKNOWN, Training
 
@@ -423,3 +424,8 @@ def test_yaml_without_a_parser(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     ):
         _read(folder, "open_r1.yaml")
     assert _read(folder, "ds_z3.json").value("parallel.strategy") == "zero3"
+
+
+def test_a_stage_may_be_written_with_a_point() -> None:
+    """JSON has one kind of number."""
+    assert deepspeed_facts({"zero_optimization": {"stage": 2.0}}, "ds.json")["parallel.strategy"] == "zero2"

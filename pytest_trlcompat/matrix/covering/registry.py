@@ -34,8 +34,8 @@ def ask(first: str, python: str) -> Listing:
     Pre-releases, yanked ones and those for other Pythons are left out.
 
     Raises:
-        MatrixError: the registry cannot be reached, does not have ``first`` or a package, or does not say when something
-            was uploaded.
+        MatrixError: the registry cannot be reached, does not have ``first`` or a package, or does not say when
+            something was uploaded.
     """
     with client() as index:
         files = {package: files_of(index, package, python) for package in PACKAGES}
@@ -59,9 +59,7 @@ def client() -> PyPISimple:
     return PyPISimple(settings(os.environ).get("UV_DEFAULT_INDEX", PYPI_SIMPLE_ENDPOINT))
 
 
-def files_of(
-    index: PyPISimple, package: str, python: str, *, prereleases: bool = False
-) -> dict[Version, Files]:
+def files_of(index: PyPISimple, package: str, python: str, *, prereleases: bool = False) -> dict[Version, Files]:
     """The files of a package that :func:`installable` takes, asked of the index.
 
     Raises:

@@ -113,8 +113,8 @@ class Space:
             return True
         if minor(pair[1]) not in self.train:
             raise MatrixError(
-                f"no cell of matrix.toml says with which Transformers trl {pair[1]} trains; add cells of this release to "
-                "matrix.toml first"
+                f"no cell of matrix.toml says with which Transformers trl {pair[1]} trains; "
+                "add cells of this release to matrix.toml first"
             )
         lowest, highest = self.train[minor(pair[1])]
         return lowest <= minor(pair[3]) <= highest
