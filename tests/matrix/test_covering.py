@@ -111,7 +111,7 @@ def test_exclusions_and_transformers_with_which_trl_does_not_train_leave_pairs_o
 def test_a_release_of_trl_of_which_no_cell_is_known_is_asked_for() -> None:
     space = Space(listing(), "3.11", (), {(0, 1): ((4, 1), (4, 2))})
     with pytest.raises(MatrixError, match="no cell of matrix.toml says with which Transformers trl 0.2.0 trains"):
-        space.allowed
+        _ = space.allowed
 
 
 def test_an_array_has_every_possible_pair_once_the_measured_ones_are_counted() -> None:
