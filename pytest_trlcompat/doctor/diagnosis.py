@@ -20,7 +20,7 @@ from pytest_trlcompat.doctor.applicable import StrategyError, considered_strateg
 from pytest_trlcompat.doctor.beyond import describe, other_python, other_torch, torch_of_same_pins, unmeasured_releases
 from pytest_trlcompat.doctor.effects import Effect, effects_of, uncured
 from pytest_trlcompat.doctor.neighbours import Neighbours
-from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, ok_pins, trainers_in
+from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, ok_pins, trainers_in, unmeasured_strategies
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 from pytest_trlcompat.trainers.curing.kinds import TRAINERS
 
@@ -73,6 +73,8 @@ class Diagnosis:
             asked about stop their tests.
         partly_absent: sentences about strategies that were asked about, which some versions of the stack do not have.
         unmeasured: see :func:`~pytest_trlcompat.doctor.beyond.unmeasured_releases`.
+        nobody_measured: the considered strategies under which no cell was measured with the trainer; no pins are
+            recommended for them.
     """
 
     spec: StackSpec
@@ -91,6 +93,7 @@ class Diagnosis:
     python: str = ""
     stopped_for_others: tuple[str, ...] = ()
     partly_absent: tuple[str, ...] = ()
+    nobody_measured: tuple[str, ...] = ()
 
     @property
     def is_clear(self) -> bool:
@@ -207,9 +210,15 @@ class Diagnosis:
             "unpredicted": list(self.unpredicted),
             "nearest": self.nearest.id if self.nearest else None,
             "ok_pins": [
-                {"cell": pins.cell.id, "versions": dict(pins.cell.versions), "strategies": list(pins.strategies)}
+                {
+                    "cell": pins.cell.id,
+                    "versions": dict(pins.cell.versions),
+                    "strategies": list(pins.strategies),
+                    "trainers": list(pins.trainers),
+                }
                 for pins in self.pins
             ],
+            "nobody_measured": list(self.nobody_measured),
             "fewest_issues": self.fewest
             and {
                 "cell": self.fewest.cell.id,
@@ -287,11 +296,13 @@ def diagnose(
         if not is_predicted(relevant[name], relevant[name].without_blockers(foreign), projection, considered)
     )
     issues.sort(key=lambda applicable: min(SEVERITY.index(effect.verdict) for effect in applicable.effects))
-    scope = Scope(relevant, considered, neighbours, (trainer,) if trainer else trainers_in(spec, catalog), foreign)
+    trainers = (trainer,) if trainer else trainers_in(spec, catalog)
+    scope = Scope(relevant, considered, neighbours, trainers, foreign, trainer)
     # Where a trainer's own suites were not run, that a cell is without known issues says too little.
     recommendable = not trainer or trainer in MEASURED
     pins = ok_pins(scope) if issues and recommendable else ()
-    ok_for_all = any(pin.strategies == considered for pin in pins)
+    nobody_measured = unmeasured_strategies(scope) if recommendable else considered
+    ok_for_all = any(len(pin.strategies) == len(considered) - len(nobody_measured) for pin in pins)
     return Diagnosis(
         spec=spec,
         strategies=considered,
@@ -304,6 +315,7 @@ def diagnose(
             if is_predicted(relevant[name], relevant[name].predictions, projection, considered)
         ),
         partly_absent=partly_absent(strategies, spec, trainer),
+        nobody_measured=nobody_measured,
         measured=measured,
         nearest=measured.cells[neighbours.order[0]] if neighbours.order else None,
         pins=pins,

@@ -16,6 +16,7 @@ from pytest_trlcompat.doctor.effects import Effect
 from pytest_trlcompat.doctor.pins import Pins
 from pytest_trlcompat.doctor.stack_spec import ORDER
 from pytest_trlcompat.stack import OPTIONAL
+from pytest_trlcompat.trainers.curing.kinds import TRAINERS
 
 __all__ = ["show"]
 
@@ -174,21 +175,39 @@ def _advice(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     if name := diagnosis.unmeasured_trainer:
         yield from _wrapped("", f"No measured pins are recommended, since no sweep trains with {name}.", width)
         return
+    sweep = f"the sweep of {diagnosis.measured.date}" if diagnosis.measured.date else "any sweep"
+    if diagnosis.nobody_measured:
+        unmeasured = _under(diagnosis.nobody_measured) or " under any strategy"
+        sentence = (
+            f"No cell of {sweep} was measured with {TRAINERS[diagnosis.trainer]}{unmeasured}, so that no pins are "
+            "recommended for that."
+        )
+        yield from _wrapped("", sentence, width)
+    strategies = tuple(name for name in diagnosis.strategies if name not in diagnosis.nobody_measured)
     for pins in diagnosis.pins:
         under = _under(pins.strategies) or " under every strategy"
-        yield from _wrapped("", f"Nearest measured pins, ok for all issues{under}: {_versions(pins)}", width)
-    if not any(pins.strategies == diagnosis.strategies for pins in diagnosis.pins):
-        under = _under(diagnosis.strategies) or " under every strategy"
-        sweep = f"the sweep of {diagnosis.measured.date}" if diagnosis.measured.date else "any sweep"
+        sentence = (
+            f"Nearest measured pins, ok for all issues{under}{_measured_with(pins, diagnosis)}: {_versions(pins)}"
+        )
+        yield from _wrapped("", sentence, width)
+    if strategies and not any(pins.strategies == strategies for pins in diagnosis.pins):
+        under = _under(strategies) or " under every strategy"
         narrow = (
             "" if diagnosis.pins or diagnosis.fewest else "; --strategy and --trainer leave out what you do not use"
         )
         yield from _wrapped("", f"No cell of {sweep} is ok for all issues{under}{narrow}.", width)
     if diagnosis.fewest:
         names = ", ".join(diagnosis.fewest.issues)
-        yield from _wrapped(
-            "", f"Measured pins with the fewest known issues ({names}): {_versions(diagnosis.fewest)}", width
-        )
+        alone = _measured_with(diagnosis.fewest, diagnosis)
+        sentence = f"Measured pins with the fewest known issues ({names}){alone}: {_versions(diagnosis.fewest)}"
+        yield from _wrapped("", sentence, width)
+
+
+def _measured_with(pins: Pins, diagnosis: Diagnosis) -> str:
+    """``, measured with GRPOTrainer alone``, where no trainer is asked about."""
+    if diagnosis.trainer or not pins.trainers:
+        return ""
+    return f", measured with {', '.join(TRAINERS[name] for name in pins.trainers)} alone"
 
 
 def _versions(pins: Pins) -> str:

@@ -79,8 +79,8 @@ def test_the_text_in_full(doctor: Run, small: KnownIssue) -> None:
         "  cure       take trl >=0.18, or workaround\n"
         f"  upstream   {LINK}\n"
         "\n"
-        "Nearest measured pins, ok for all issues under single, ddp, zero1, zero2, fsdp1: trl==0.15.2 "
-        "transformers==4.49.0\n"
+        "Nearest measured pins, ok for all issues under single, ddp, zero1, zero2, fsdp1, measured with GRPOTrainer "
+        "alone:\n  trl==0.15.2 transformers==4.49.0\n"
         "No cell of the sweep of 2026-11-21 is ok for all issues under every strategy.\n"
     )
 
@@ -191,8 +191,10 @@ def test_json_contains_everything_that_the_text_does(doctor: Run, small: KnownIs
                 "cell": "trl0.18.2-tf4.49.0",
                 "versions": {"trl": "0.18.2", "transformers": "4.49.0"},
                 "strategies": ["zero3"],
+                "trainers": ["grpo"],
             }
         ],
+        "nobody_measured": [],
         "fewest_issues": None,
     }
 
