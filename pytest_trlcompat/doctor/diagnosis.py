@@ -24,7 +24,10 @@ from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, ok_pins, tr
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 from pytest_trlcompat.trainers.curing.kinds import TRAINERS
 
-__all__ = ["ApplicableIssue", "Diagnosis", "check_trainer", "diagnose", "is_predicted"]
+__all__ = ["SCHEMA", "ApplicableIssue", "Diagnosis", "check_trainer", "diagnose", "is_predicted"]
+
+SCHEMA = 3
+"""Of :meth:`Diagnosis.to_dict`; see docs/reference/doctor.schema.json."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class ApplicableIssue:
     def judged(self) -> bool:
         """Whether it has an effect of its own, and not only a suite that other known issues stop first."""
         return not all(effect.blocked_by for effect in self.effects)
+
+    @property
+    def siblings(self) -> str:
+        """What its id has in common with the ids of other trainers' issues of the same kind: ``attention-dropout``."""
+        return self.issue.id.removeprefix("first-").removeprefix(f"{self.issue.trainer}-")
 
     @property
     def strategies(self) -> tuple[str, ...]:
@@ -120,8 +128,7 @@ class Diagnosis:
     def summary(self) -> str:
         """How many known issues affect the stack, as a clause."""
         if self.issues:
-            judged = sum(applicable.judged for applicable in self.issues)
-            return summary(judged, len(self.issues) - judged)
+            return summary(self.counts["affect"], self.counts["cannot_be_judged"])
         return summary(0, len(self.unpredicted), measured=not self.predicted)
 
     @property
@@ -145,6 +152,22 @@ class Diagnosis:
             f"no sweep trains with {name}: what is said here was measured with GRPO alone, and an issue that only "
             f"{name} has is not known here",
         )
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many known issues affect the stack, may and cannot be judged, are without a prediction, and do not."""
+        judged = sum(applicable.judged for applicable in self.issues)
+        return {
+            "affect": judged,
+            "cannot_be_judged": len(self.issues) - judged,
+            "not_predicted": len(self.unpredicted),
+            "do_not_affect": len(self.clear) - len(self.unpredicted),
+        }
+
+    def reaches(self, severity: str) -> bool:
+        """Whether an issue of this severity or a worse one affects the stack, and can be judged."""
+        worst = SEVERITIES.index(severity)
+        return any(each.judged and SEVERITIES.index(each.issue.severity) <= worst for each in self.issues)
 
     def remedy(self, applicable: ApplicableIssue) -> str:
         """What to do about an issue with this stack, under the strategies under which it is a problem by itself."""
@@ -188,7 +211,7 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
         return {
-            "schema": 2,
+            "schema": SCHEMA,
             "source": self.spec.source,
             "stack": dict(self.spec.texts),
             "forks": [
@@ -205,6 +228,7 @@ class Diagnosis:
             "torch": self.torch,
             "python": self.python,
             "unmeasured": {name: list(around) for name, around in self.unmeasured.items()},
+            "counts": self.counts,
             "issues": [_issue_to_dict(applicable, self) for applicable in self.issues],
             "clear": list(self.clear),
             "unpredicted": list(self.unpredicted),
@@ -233,6 +257,7 @@ def _issue_to_dict(applicable: ApplicableIssue, diagnosis: Diagnosis) -> dict[st
     return {
         "id": issue.id,
         "title": issue.title,
+        "severity": issue.severity,
         "wrong": issue.wrong,
         "symptoms": [{"type": symptom.type_name, "text": symptom.pattern.pattern} for symptom in issue.symptoms],
         "remedy": diagnosis.remedy(applicable),
@@ -278,8 +303,7 @@ def diagnose(
     """
     check_trainer(trainer, spec, catalog)
     considered, left_out = considered_strategies(strategies, spec, trainer)
-    worst_first = sorted(catalog.values(), key=lambda issue: SEVERITIES.index(issue.severity))
-    relevant = Catalog({issue.id: issue for issue in worst_first if issue.meets(trainer) and not issue.is_search})
+    relevant = Catalog({issue.id: issue for issue in catalog.values() if issue.meets(trainer) and not issue.is_search})
     foreign = {issue.id for issue in catalog.values() if not issue.meets(trainer)}
     projection, neighbours = Projection(spec.versions, spec.together), Neighbours(spec, measured)
     issues: list[ApplicableIssue] = []
@@ -295,7 +319,8 @@ def diagnose(
         for name in clear
         if not is_predicted(relevant[name], relevant[name].without_blockers(foreign), projection, considered)
     )
-    issues.sort(key=lambda applicable: min(SEVERITY.index(effect.verdict) for effect in applicable.effects))
+    stopping = {effect.blocked_by for applicable in issues for effect in applicable.effects}
+    issues.sort(key=lambda applicable: _order(applicable, applicable.issue.id in stopping))
     trainers = (trainer,) if trainer else trainers_in(spec, catalog)
     scope = Scope(relevant, considered, neighbours, trainers, foreign, trainer)
     # Where a trainer's own suites were not run, that a cell is without known issues says too little.
@@ -326,6 +351,15 @@ def diagnose(
         unmeasured=unmeasured_releases(neighbours, {name for issue in relevant.values() for name in issue.packages}),
         python=other_python(spec, (cell.id for cell in measured.cells)),
     )
+
+
+def _order(applicable: ApplicableIssue, stops_others: bool) -> tuple[object, ...]:
+    """What ends an import or the first step, and so the tests of others, comes first, then the worst; siblings stand
+    together, and what cannot be judged comes last."""
+    severity = applicable.issue.severity
+    rank = -1 if stops_others and severity == "crash" else SEVERITIES.index(severity)
+    verdict = min(SEVERITY.index(effect.verdict) for effect in applicable.effects)
+    return not applicable.judged, rank, verdict, applicable.siblings, applicable.issue.id
 
 
 def check_trainer(trainer: str, spec: StackSpec, catalog: Catalog) -> None:

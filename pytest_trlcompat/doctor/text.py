@@ -22,22 +22,32 @@ __all__ = ["show"]
 
 _WIDTH = 120
 """The maximum width in columns, and the width when the output is not a terminal."""
+_HEIGHT = 40
+"""A screen in lines, when the output is not a terminal."""
+_COUNTING = 4
+"""Lines of a screen that say how many issues are not shown."""
 _INDENT = 2
 _LABEL = 11
+_SEVERITY = 9
 
 Line = tuple[str, str]
 """A style of rich's and a text."""
 
 
-def show(diagnosis: Diagnosis, file: IO[str]) -> None:
-    """Print a diagnosis to ``file``."""
+def show(diagnosis: Diagnosis, file: IO[str], *, everything: bool = True) -> None:
+    """Print a diagnosis to ``file``.
+
+    Args:
+        everything: each issue in full; otherwise in a line, with its siblings, where that is more than a screen.
+    """
     terminal = file.isatty()
-    width = _WIDTH
+    width, height = _WIDTH, _HEIGHT
     if terminal:
         import shutil
 
-        width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
-    lines = list(_lines(diagnosis, width))
+        size = shutil.get_terminal_size((_WIDTH, _HEIGHT))
+        width, height = min(_WIDTH, size.columns), size.lines - 1
+    lines = _in_full(diagnosis, width) if everything else _on_a_screen(diagnosis, width, height)
     if terminal:
         try:
             from rich.console import Console
@@ -52,7 +62,47 @@ def show(diagnosis: Diagnosis, file: IO[str]) -> None:
     file.write(encodable("".join(f"{text}\n" for _, text in lines), getattr(file, "encoding", None)))
 
 
-def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
+def _in_full(diagnosis: Diagnosis, width: int) -> list[Line]:
+    return [*_head(diagnosis, width), *_issues(diagnosis, width)]
+
+
+def _on_a_screen(diagnosis: Diagnosis, width: int, height: int) -> list[Line]:
+    """Everything where it fits; else as many issues as do, the worst first, and how many are not shown."""
+    head = list(_head(diagnosis, width))
+    everything = [*head, *_issues(diagnosis, width)]
+    if len(everything) <= height:
+        return everything
+    groups: dict[tuple[bool, str, str], list[ApplicableIssue]] = {}
+    for applicable in diagnosis.issues:
+        groups.setdefault((applicable.judged, applicable.issue.severity, applicable.siblings), []).append(applicable)
+    entries = [(len(group), list(_in_brief(group, width))) for (judged, *_), group in groups.items() if judged]
+    advice = [("", ""), *_advice(diagnosis, width, brief=True)]
+    room = max(1, height - len(head) - len(advice) - _COUNTING)
+    shown, lines = 0, [("", "")]
+    for number, entry in entries:
+        if shown and len(lines) + len(entry) > room:
+            break
+        shown += number
+        lines += entry
+    counts = diagnosis.counts
+    parts = [
+        f"{shown} of {counts['affect']} are shown, {counts['affect'] - shown} are not",
+        *([f"{counts['cannot_be_judged']} more cannot be judged"] if counts["cannot_be_judged"] else []),
+        *([f"of {counts['not_predicted']} nothing is predicted"] if counts["not_predicted"] else []),
+    ]
+    sentence = f"{'; '.join(parts)}. --all shows each with its cure, trlcompat issue ID one of them."
+    return [*head, *lines, ("", ""), *_wrapped("bold", sentence, width), *advice]
+
+
+def _in_brief(group: Sequence[ApplicableIssue], width: int) -> Iterator[Line]:
+    first = group[0].issue
+    names = ", ".join(applicable.issue.id for applicable in group)
+    yield from (
+        ("", line) for line in _fill(f"{names}: {first.title}", width, first.severity.ljust(_SEVERITY), " " * _SEVERITY)
+    )
+
+
+def _head(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     yield from _wrapped("", _stack(diagnosis), width)
     for note in diagnosis.notes:
         yield from _wrapped("yellow", f"note: {note}", width)
@@ -67,6 +117,9 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         yield from _wrapped("yellow", f"not measured: {missing}; {caveat}", width)
     yield "", ""
     yield from _summary(diagnosis, width)
+
+
+def _issues(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     named: dict[str, list[str]] = {}
     described = {
         effect.why for applicable in diagnosis.issues for effect in applicable.effects if not effect.blocked_by
@@ -105,7 +158,7 @@ def _issue(
         elsewhere: the trainer that the question is about, where it was not measured.
     """
     issue = applicable.issue
-    yield from _wrapped("bold red", f"{issue.id}: {issue.title}", width)
+    yield from _wrapped("bold red", f"{issue.id} ({issue.severity}): {issue.title}", width)
     for effect in applicable.effects:
         yield from _entry(effect.verdict.value, _effect(effect, described), width)
     if elsewhere:
@@ -168,9 +221,10 @@ def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         yield from _wrapped("", sentence, width)
 
 
-def _advice(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
+def _advice(diagnosis: Diagnosis, width: int, *, brief: bool = False) -> Iterator[Line]:
     if advice := diagnosis.own_trainer:
-        yield from _wrapped("", advice, width)
+        of_mixins = "; a mixin in parentheses above"
+        yield from _wrapped("", f"{advice.partition(of_mixins)[0]}." if brief else advice, width)
         yield "", ""
     if name := diagnosis.unmeasured_trainer:
         yield from _wrapped("", f"No measured pins are recommended, since no sweep trains with {name}.", width)
@@ -197,7 +251,7 @@ def _advice(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         )
         yield from _wrapped("", f"No cell of {sweep} is ok for all issues{under}{narrow}.", width)
     if diagnosis.fewest:
-        names = ", ".join(diagnosis.fewest.issues)
+        names = str(len(diagnosis.fewest.issues)) if brief else ", ".join(diagnosis.fewest.issues)
         alone = _measured_with(diagnosis.fewest, diagnosis)
         sentence = f"Measured pins with the fewest known issues ({names}){alone}: {_versions(diagnosis.fewest)}"
         yield from _wrapped("", sentence, width)
