@@ -28,7 +28,7 @@ STATED: Mapping[tuple[str, str], str] = {
     ("pytest_trlcompat/stack.py", "REQUIRED"): "the packages of a stack",
     ("pytest_trlcompat/stack.py", "TELLING"): "their order",
     ("pytest_trlcompat/stack.py", "OPTIONAL"): "the packages that most stacks do not have",
-    ("pytest_trlcompat/_issue_ids.py", "CLASSES"): "the classes of trainers",
+    ("pytest_trlcompat/training/axes.py", "TRAINERS"): "the classes of trainers, of any release",
     ("pytest_trlcompat/trainers", "_EXTENDED"): "the kinds of trainers that cures are for",
     ("pytest_trlcompat/strategies/deepspeed.py", "names"): "the strategies of a family",
 }
@@ -45,10 +45,6 @@ OTHER_FACTS: Mapping[tuple[str, str], str] = {
     ("pytest_trlcompat/launch/preload.py", "_MODULES"): "modules, in the order in which they are imported",
     ("pytest_trlcompat/matrix/covering/releases.py", "PACKAGES"): "the columns of the arrays, in their order",
     ("pytest_trlcompat/strategies/fsdp.py", "except_for"): "the trainers that prepare model and optimizer together",
-    (
-        "pytest_trlcompat/training/axes.py",
-        "TRAINERS",
-    ): "trainers of any release; test_training.py compares the cured ones",
     ("pytest_trlcompat/training/reading/commands.py", "_LAUNCHERS"): "programs that start trainings",
     ("pytest_trlcompat/training/reading/configs.py", "_AXOLOTL_TRAINERS"): "what axolotl calls its methods",
     ("pytest_trlcompat/training/reading/configs.py", "_STAGES"): "what LLaMA-Factory calls its stages",

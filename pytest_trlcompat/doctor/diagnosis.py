@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,16 +14,16 @@ from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.measurements import Cell, Measurements
 from pytest_trlcompat.catalog.ranges import ALL
 from pytest_trlcompat.catalog.regions import Projection
-from pytest_trlcompat.catalog.verdict import SEVERITY, Verdict
-from pytest_trlcompat.doctor.applicable import StrategyError, considered_strategies, partly_absent, summary
+from pytest_trlcompat.catalog.verdict import SEVERITY
+from pytest_trlcompat.doctor.applicable import considered_strategies, partly_absent, summary
 from pytest_trlcompat.doctor.beyond import describe, other_python, other_torch, torch_of_same_pins, unmeasured_releases
 from pytest_trlcompat.doctor.effects import Effect, effects_of, uncured
 from pytest_trlcompat.doctor.neighbours import Neighbours
 from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, ok_pins, trainers_in, unmeasured_strategies
+from pytest_trlcompat.doctor.presence import check_trainer, class_in
 from pytest_trlcompat.doctor.stack_spec import StackSpec
-from pytest_trlcompat.trainers.curing.kinds import TRAINERS
 
-__all__ = ["SCHEMA", "ApplicableIssue", "Diagnosis", "check_trainer", "diagnose", "is_predicted"]
+__all__ = ["SCHEMA", "ApplicableIssue", "Diagnosis", "diagnose", "is_predicted"]
 
 SCHEMA = 3
 """Of :meth:`Diagnosis.to_dict`; see docs/reference/doctor.schema.json."""
@@ -122,7 +121,7 @@ class Diagnosis:
         """The class of the trainer that the question is about, where no sweep trains with it; else empty."""
         if not self.trainer or self.trainer in MEASURED:
             return ""
-        return TRAINERS[self.trainer]
+        return class_in(self.trainer, self.spec)
 
     @property
     def summary(self) -> str:
@@ -360,30 +359,6 @@ def _order(applicable: ApplicableIssue, stops_others: bool) -> tuple[object, ...
     rank = -1 if stops_others and severity == "crash" else SEVERITIES.index(severity)
     verdict = min(SEVERITY.index(effect.verdict) for effect in applicable.effects)
     return not applicable.judged, rank, verdict, applicable.siblings, applicable.issue.id
-
-
-def check_trainer(trainer: str, spec: StackSpec, catalog: Catalog) -> None:
-    """
-    Raises:
-        StrategyError: the stack's trl has no such trainer, by all that the catalogue predicts of it.
-    """
-    if trainer not in MEASURED:
-        return
-    projection = Projection({"trl": spec.versions.get("trl", ALL)})
-    predictions = [
-        prediction
-        for issue in catalog.values()
-        if issue.trainer == trainer  # of either RLOO: a release has one of them
-        for label in issue.labels()
-        for prediction in projection.regions(issue.predictions, "upstream", label).predicted.values()
-        if prediction is not None
-    ]
-    if predictions and all(prediction.verdict is Verdict.ABSENT for prediction in predictions):
-        (why, _), *_ = Counter(prediction.why for prediction in predictions).most_common(1)
-        raise StrategyError(
-            f"trainer {trainer} is absent with trl {spec.texts.get('trl', '')} ({spec.source}): {why}; name a release "
-            "of trl that has it, or another trainer"
-        )
 
 
 def is_predicted(

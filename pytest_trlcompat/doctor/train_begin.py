@@ -28,8 +28,10 @@ _OURS = "pytest_trlcompat.trainers."
 
 
 def prepare(trainer: Any) -> None:
-    """Read what the installed stack shows to users of a trainer, so that :func:`biting` need not."""
-    _shown(trainer_of_class(tuple(cls.__name__ for cls in type(trainer).__mro__)), _installed())
+    """Read what the installed stack shows to users of a trainer, and its rows, so that :func:`biting` need not."""
+    name = trainer_of_class(tuple(cls.__name__ for cls in type(trainer).__mro__))
+    for issue, about in _shown(name, _installed()):
+        bites(issue, about["labels"], Training(name), no_defaults)
 
 
 def biting(trainer: Any) -> list[tuple[str, str, str]]:

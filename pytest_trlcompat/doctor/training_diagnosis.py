@@ -14,9 +14,10 @@ from pytest_trlcompat.catalog.measurements import Measurements
 from pytest_trlcompat.catalog.regions import Projection
 from pytest_trlcompat.doctor.applicable import considered_strategies
 from pytest_trlcompat.doctor.biting import bites
-from pytest_trlcompat.doctor.diagnosis import check_trainer, is_predicted
+from pytest_trlcompat.doctor.diagnosis import is_predicted
 from pytest_trlcompat.doctor.effects import Effect, effects_of, uncured
 from pytest_trlcompat.doctor.neighbours import Neighbours
+from pytest_trlcompat.doctor.presence import check_trainer
 from pytest_trlcompat.doctor.stack_spec import Mention, StackSpec, of_mentions
 from pytest_trlcompat.trainers.curing.kinds import TRAINERS as CURED
 from pytest_trlcompat.training import defaults

@@ -332,9 +332,9 @@ def test_no_finding_for_a_trainer_that_was_not_measured_is_not_an_all_clear(doct
 
 def test_an_unknown_trainer_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["doctor", "--trainer", "ddpo"])
+        cli.main(["doctor", "--trainer", "dpoo"])
     assert caught.value.code == 2
-    assert "invalid choice: 'ddpo' (choose from 'grpo', 'ppo', 'sft', 'dpo'," in capsys.readouterr().err
+    assert "invalid choice: 'dpoo' (choose from 'grpo', 'ppo', 'sft', 'dpo'," in capsys.readouterr().err
 
 
 def test_help_names_the_command_that_lists_cures(capsys: pytest.CaptureFixture[str]) -> None:
