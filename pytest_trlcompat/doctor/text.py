@@ -5,6 +5,7 @@ Imports no package of the stack, and works without ``rich``.
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import IO
@@ -69,9 +70,10 @@ def _in_full(diagnosis: Diagnosis, width: int) -> list[Line]:
 def _on_a_screen(diagnosis: Diagnosis, width: int, height: int) -> list[Line]:
     """Everything where it fits; else as many issues as do, the worst first, and how many are not shown."""
     head = list(_head(diagnosis, width))
-    everything = [*head, *_issues(diagnosis, width)]
-    if len(everything) <= height:
-        return everything
+    # What does not fit is not made: remedies and lines of a hundred issues take a tenth of an answer.
+    in_full = list(itertools.islice(_issues(diagnosis, width), max(0, height - len(head)) + 1))
+    if len(head) + len(in_full) <= height:
+        return [*head, *in_full]
     groups: dict[tuple[bool, str, str], list[ApplicableIssue]] = {}
     for applicable in diagnosis.issues:
         groups.setdefault((applicable.judged, applicable.issue.severity, applicable.siblings), []).append(applicable)
