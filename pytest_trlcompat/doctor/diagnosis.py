@@ -300,7 +300,8 @@ def diagnose(
         StrategyError: the trainer, or a strategy, is absent from the stack; see
             :func:`~pytest_trlcompat.doctor.applicable.considered_strategies`.
     """
-    check_trainer(trainer, spec, catalog)
+    if trainer:
+        check_trainer(trainer, spec, catalog)
     considered, left_out = considered_strategies(strategies, spec, trainer)
     relevant = Catalog({issue.id: issue for issue in catalog.values() if issue.meets(trainer) and not issue.is_search})
     foreign = {issue.id for issue in catalog.values() if not issue.meets(trainer)}

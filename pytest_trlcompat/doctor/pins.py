@@ -152,21 +152,34 @@ class Scope:
 
         Where all verdicts with a trainer, or with it under a strategy, are ``absent``, the cell does not have it.
         """
+        strategies = {kind(name) for name in considered}
+        if strategies <= set(considered):  # no variant is asked about alone: each strategy has an answer of its own
+            judged = [self._untestable_or_absent.get(strategy, (0, 0)) for strategy in strategies]
+            untestable, lacking = _union(cells for cells, _ in judged), _union(cells for _, cells in judged)
+        else:
+            untestable, lacking = self._of_lines(self._asked(considered))
+        lacking |= _union(self._lacking(trainer, strategy) for trainer in self.trainers for strategy in strategies)
+        for strategy in strategies if self.asked else ():
+            lacking |= ~self.trained(self.asked, strategy)
+        return self._with_trainers & ~lacking & ~untestable
+
+    @functools.cached_property
+    def _untestable_or_absent(self) -> dict[str, tuple[CellSet, CellSet]]:
+        """:meth:`_of_lines` of each strategy with all its variants."""
+        return {strategy: self._of_lines(lines) for strategy, lines in self._by_strategy.items()}
+
+    def _of_lines(self, lines: Iterable[_Line]) -> tuple[CellSet, CellSet]:
+        """The cells in which something could not be tested, and those in which all with a trainer was absent."""
         untestable = 0
         absent: dict[tuple[str, str], CellSet] = {}
         present: dict[tuple[str, str], CellSet] = {}
-        for line in self._asked(considered):
+        for line in lines:
             if line.measured:
                 key = line.trainer, line.strategy
                 untestable |= line.untestable
                 absent[key] = absent.get(key, 0) | line.absent
                 present[key] = present.get(key, 0) | line.measured & ~line.absent
-        lacking = _union(absent[key] & ~present[key] for key in absent if key[0] in self.trainers)
-        strategies = {kind(name) for name in considered}
-        lacking |= _union(self._lacking(trainer, strategy) for trainer in self.trainers for strategy in strategies)
-        for strategy in strategies if self.asked else ():
-            lacking |= ~self.trained(self.asked, strategy)
-        return self._with_trainers & ~lacking & ~untestable
+        return untestable, _union(absent[key] & ~present[key] for key in absent if key[0] in self.trainers)
 
     def trained(self, trainer: str, strategy: str) -> CellSet:
         """The cells in which a known issue was judged with a trainer under a strategy, without a variant."""
