@@ -2,34 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
-__all__ = ["CLASSES", "MEASURED", "TRAINERS", "folder_of", "kind_of", "measured_with", "trainer_of"]
-
-CLASSES: Mapping[str, str] = MappingProxyType(
-    {
-        "grpo": "GRPOTrainer",
-        "ppo": "PPOTrainer",
-        "sft": "SFTTrainer",
-        "dpo": "DPOTrainer",
-        "reward": "RewardTrainer",
-        "rloo": "RLOOTrainer",
-        "kto": "KTOTrainer",
-        "orpo": "ORPOTrainer",
-        "cpo": "CPOTrainer",
-        "bco": "BCOTrainer",
-        "prm": "PRMTrainer",
-        "gkd": "GKDTrainer",
-        "distillation": "DistillationTrainer",
-        "online-dpo": "OnlineDPOTrainer",
-        "nash-md": "NashMDTrainer",
-        "xpo": "XPOTrainer",
-        "trainer": "YourTrainer",
-    }
-)
-"""What people call a trainer to the name of TRL's class; ``trainer`` is any other, also a user's own."""
+__all__ = ["MEASURED", "TRAINERS", "folder_of", "kind_of", "measured_with", "trainer_of"]
 
 MEASURED = tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("conformance/*/rows.toml")))
 """Trainers that have a folder in ``conformance``: those with a conformance suite, and issues of their own."""

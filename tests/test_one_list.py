@@ -28,7 +28,7 @@ STATED: Mapping[tuple[str, str], str] = {
     ("pytest_trlcompat/stack.py", "REQUIRED"): "the packages of a stack",
     ("pytest_trlcompat/stack.py", "TELLING"): "their order",
     ("pytest_trlcompat/stack.py", "OPTIONAL"): "the packages that most stacks do not have",
-    ("pytest_trlcompat/_issue_ids.py", "CLASSES"): "the classes of trainers",
+    ("pytest_trlcompat/training/axes.py", "TRAINERS"): "the classes of trainers, of any release",
     ("pytest_trlcompat/trainers", "_EXTENDED"): "the kinds of trainers that cures are for",
     ("pytest_trlcompat/strategies/deepspeed.py", "names"): "the strategies of a family",
 }

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FINDINGS",
     "SEVERITIES",
+    "SEVERITY_TEXTS",
     "STRATEGIES",
     "SUBJECTS",
     "TRAINERS",
@@ -38,10 +39,15 @@ FINDINGS = "conformance/test_findings.py"
 """The suite of issues that the conformance suite found: its labels are rows that show it."""
 
 
-SEVERITIES = ("weights", "crash", "numbers", "cost", "message")
-"""What an issue does at its worst, the worst first: another model is trained or saved; the training, or what was asked
-of it, ends; what is logged, measured or evaluated is wrong; it takes longer or more memory than it need; what is said
-or written down is wrong, and nothing else."""
+SEVERITY_TEXTS: Mapping[str, str] = {
+    "weights": "another model is trained or saved",
+    "crash": "the training, or what was asked of it, ends",
+    "numbers": "what is logged, measured or evaluated is wrong",
+    "cost": "it takes longer or more memory than it need",
+    "message": "what is said or written down is wrong, and nothing else",
+}
+"""What an issue does at its worst, the worst first."""
+SEVERITIES = tuple(SEVERITY_TEXTS)
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,12 @@ class Projection:
 
     def regions(self, predictions: Iterable[Prediction], subject: str, strategy: str) -> Regions:
         """Where in the domain each of an issue's predictions applies."""
-        alive = list(self._alive(predictions, subject, strategy))
+        return self._of_alive(self._relevant(predictions), subject, strategy)
+
+    def _of_alive(
+        self, relevant: Iterable[tuple[Prediction, dict[str, Range]]], subject: str, strategy: str
+    ) -> Regions:
+        alive = list(_until_settled(relevant, subject, strategy))
         key = tuple(id(prediction) for prediction, _ in alive)
         regions = self._regions.get(key)
         if regions is None:
@@ -165,11 +170,11 @@ class Projection:
         Args:
             predictions: of the issue, all or some.
         """
-        alive = [prediction for prediction in predictions if self.left(prediction) is not None]
+        relevant = list(self._relevant(predictions))
         problems = []
-        if alive and issue.can_show(self.domain):
+        if relevant and issue.can_show(self.domain):
             for label in issue.labels_among(considered):
-                for prediction, region in self.regions(alive, "upstream", label).by_prediction():
+                for prediction, region in self._of_alive(relevant, "upstream", label).by_prediction():
                     if prediction is not None and prediction.verdict.is_problem:
                         problems.append((label, prediction, region))
         return problems
@@ -200,16 +205,14 @@ class Projection:
             return False
         return True if versions.covers(possible) else None
 
-    def _alive(
-        self, predictions: Iterable[Prediction], subject: str, strategy: str
-    ) -> Iterator[tuple[Prediction, dict[str, Range]]]:
-        """The predictions that may apply, each with those of its ranges that the domain does not settle."""
+    def _relevant(self, predictions: Iterable[Prediction]) -> Iterator[tuple[Prediction, dict[str, Range]]]:
+        """The predictions that apply somewhere in the domain, with those of their ranges that it does not settle.
+
+        Most predictions apply to other versions: to ask this first, once for all labels, costs less.
+        """
         for prediction in predictions:
-            # Most predictions apply to other versions: to ask this first costs less.
-            if (left := self.left(prediction)) is not None and prediction.concerns(subject, strategy):
+            if (left := self.left(prediction)) is not None:
                 yield prediction, left
-                if not left:  # no later prediction is looked at
-                    return
 
     def _cut(self, alive: Sequence[tuple[Prediction, dict[str, Range]]]) -> Regions:
         axes = tuple(
@@ -243,6 +246,17 @@ class Projection:
             for point in sorted(possible)
         }
         return Regions(axes, predicted, frozenset(every - possible))
+
+
+def _until_settled(
+    relevant: Iterable[tuple[Prediction, dict[str, Range]]], subject: str, strategy: str
+) -> Iterator[tuple[Prediction, dict[str, Range]]]:
+    """The predictions for a subject under a strategy up to one that applies to all versions: no later one counts."""
+    for prediction, left in relevant:
+        if prediction.concerns(subject, strategy):
+            yield prediction, left
+            if not left:
+                return
 
 
 @functools.cache

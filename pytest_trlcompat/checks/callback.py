@@ -30,6 +30,7 @@ from pytest_trlcompat.checks.memory import check_memory, read_memory
 from pytest_trlcompat.checks.parameters import WeightsBefore, check_trainable
 from pytest_trlcompat.checks.reference import check_reference_model
 from pytest_trlcompat.checks.standstill import Standstill
+from pytest_trlcompat.training import begin
 from pytest_trlcompat.training.aliases import value_of
 
 __all__ = ["CHECKS", "OPTIONAL", "CompatCallback", "Outcome"]
@@ -100,7 +101,8 @@ class CompatCallback(TrainerCallback):
 
     The checks run at these times:
 
-    - *at train begin*: what is trainable, the optimizer, the reference model, and whether ranks hold the same weights;
+    - *at train begin*: which known issues bite this very training and are not cured, a line each in the log of the main
+      process; what is trainable, the optimizer, the reference model, and whether ranks hold the same weights;
     - *around the first steps*, each until it is decided: logits, forwards, gradients before the weights change, what
       changed, batches of ranks, steps and cleared gradients;
     - *after steps 1, 2, 4, 8 and so on, and every* ``every`` *steps*, by a sample of each parameter: ranks again,
@@ -174,10 +176,12 @@ class CompatCallback(TrainerCallback):
         self._logged = 0
         self._log: Any = None
         self._log_replaced = False
+        begin.prepare(trainer)
 
     # ---- events
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        begin.tell(self.trainer)
         with self._guarded("what trains, and the reference model", {"trainable", "reference"}):
             # An earlier training may have ended in an exception, and left its hooks.
             self._end()

@@ -12,12 +12,7 @@ from typing import Any
 
 from pytest_trlcompat._issue_ids import MEASURED
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-__all__ = ["OF_ARRAY", "TRAINERS", "Row", "labels", "load"]
+__all__ = ["OF_ARRAY", "TRAINERS", "Row", "labels", "load", "row_named"]
 
 TRAINERS = MEASURED
 """Trainers that have a conformance suite."""
@@ -70,24 +65,48 @@ def load(trainer: str) -> Mapping[str, Row]:
 
     The same for all releases, see :attr:`Row.is_of_array`.
     """
-    raw = tomllib.loads(_text(trainer))
-    rows = [
-        Row(name, entry.get("strategy", "single"), {key: value for key, value in entry.items() if key != "strategy"})
-        for name, entry in raw.items()
-    ]
+    rows = _rows(_text(trainer))
     return {row.label: row for row in rows}
 
 
 @lru_cache
+def row_named(trainer: str, label: str) -> Row | None:
+    """One of :func:`load`, of which nothing else is read; ``None`` where there is none of that label."""
+    line = _lines(trainer).get(label)
+    return None if line is None else _rows(line)[0]
+
+
+def _rows(text: str) -> list[Row]:
+    return [
+        Row(name, entry.get("strategy", "single"), {key: value for key, value in entry.items() if key != "strategy"})
+        for name, entry in _parsed(text).items()
+    ]
+
+
+def _parsed(text: str) -> Mapping[str, Any]:
+    if sys.version_info >= (3, 11):  # importing it takes as long as reading the rows that an answer needs
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    return tomllib.loads(text)
+
+
 def labels(trainer: str) -> tuple[str, ...]:
     """The labels of :func:`load`, without reading settings, which costs a tenth of a doctor's answer."""
-    row_labels = []
+    return tuple(_lines(trainer))
+
+
+@lru_cache
+def _lines(trainer: str) -> Mapping[str, str]:
+    """Each row is a line, by its label."""
+    lines = {}
     for line in _text(trainer).splitlines():
         named = _LINE.match(line)
         if named is not None:
             strategy = _STRATEGY.search(line)
-            row_labels.append(f"{strategy['name'] if strategy else 'single'}-{named['name']}")
-    return tuple(row_labels)
+            lines[f"{strategy['name'] if strategy else 'single'}-{named['name']}"] = line
+    return lines
 
 
 def _text(trainer: str) -> str:

@@ -75,16 +75,17 @@ def bites(issue: KnownIssue, labels: Sequence[str], training: Training, defaults
 def _showing(issue: KnownIssue, labels: Sequence[str], training: Training, defaults: Defaults) -> Iterator[Answer]:
     """The answer for every label."""
     is_finding = issue.suite == FINDINGS and issue.when is None
-    by_label = rows.load(measured_with(issue.id)) if is_finding else {}
+    measured = measured_with(issue.id)
     stated = None if issue.when is None else evaluate(issue.when, training, defaults)
     for label in labels:
         under = _under(label, training, lightly=issue.suite == FINDINGS)
         if stated is not None:
             variant = [_of_variant(issue, label, training, defaults)] if parts_of(label)[2] else []
-            of_row = label in rows.labels(measured_with(issue.id)) if issue.suite == FINDINGS else False
+            of_row = label in rows.labels(measured) if issue.suite == FINDINGS else False
             yield all_of([under, stated, *([] if of_row else variant)])
-        elif label in by_label:
-            yield all_of([under, _of_row(by_label[label], issue, training, defaults)])
+        elif is_finding and (row := rows.row_named(measured, label)) is not None:
+            # What another strategy shows is settled before the row is read.
+            yield under if under.bite is Bite.DOES_NOT else all_of([under, _of_row(row, issue, training, defaults)])
         else:
             yield all_of([under, _of_variant(issue, label, training, defaults)])
 

@@ -40,7 +40,8 @@ examples:
   trlcompat doctor uv.lock trl==1.0.0                     the lock, with another trl
 
 exit status: 0 if the stack has what was asked about and no known issue affects it, 1 if one does, may, or cannot be
-judged, or if nothing was measured with the trainer, 2 if there is no answer or the stack lacks what was asked about
+judged, or if nothing was measured with the trainer, 2 if there is no answer or the stack lacks what was asked about;
+with --fail-on 1 only if an issue that is as bad as that affects it
 """
 
 
@@ -59,11 +60,12 @@ def main(arguments: Sequence[str]) -> int:
         from pytest_trlcompat.doctor.text import show
 
         diagnosis = diagnose(spec, catalog, measurements.published(catalog), parsed.strategy, parsed.trainer or "")
-        status = CLEAR if diagnosis.is_clear else AFFECTED
+        affected = diagnosis.reaches(parsed.fail_on) if parsed.fail_on else not diagnosis.is_clear
+        status = AFFECTED if affected else CLEAR
         if parsed.json:
             print(json.dumps(diagnosis.to_dict(), indent=1).replace("\x7f", "\\u007f"))
         else:
-            show(diagnosis, sys.stdout)
+            show(diagnosis, sys.stdout, everything=parsed.all)
         sys.stdout.flush()
         return status
     except (StackSpecError, StrategyError, CatalogError, EvidenceError, TrainingError) as error:
@@ -139,7 +141,8 @@ def _parser() -> argparse.ArgumentParser:
         "--fail-on",
         choices=SEVERITIES,
         metavar="SEVERITY",
-        help=f"with --training: exit status 1 only for what is as bad as this ({', '.join(SEVERITIES)})",
+        help=f"exit status 1 only where an issue affects the stack, or bites the training, that is as bad as this "
+        f"({', '.join(SEVERITIES)})",
     )
     parser.add_argument(
         "--strategy",
@@ -164,6 +167,9 @@ def _parser() -> argparse.ArgumentParser:
         "--platform",
         choices=PLATFORMS,
         help="consider what it holds for this platform; without it, for every one",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="show every issue in full, also where that is more than a screen"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,16 +14,19 @@ from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.measurements import Cell, Measurements
 from pytest_trlcompat.catalog.ranges import ALL
 from pytest_trlcompat.catalog.regions import Projection
-from pytest_trlcompat.catalog.verdict import SEVERITY, Verdict
-from pytest_trlcompat.doctor.applicable import StrategyError, considered_strategies, partly_absent, summary
+from pytest_trlcompat.catalog.verdict import SEVERITY
+from pytest_trlcompat.doctor.applicable import considered_strategies, partly_absent, summary
 from pytest_trlcompat.doctor.beyond import describe, other_python, other_torch, torch_of_same_pins, unmeasured_releases
 from pytest_trlcompat.doctor.effects import Effect, effects_of, uncured
 from pytest_trlcompat.doctor.neighbours import Neighbours
-from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, ok_pins, trainers_in
+from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, ok_pins, trainers_in, unmeasured_strategies
+from pytest_trlcompat.doctor.presence import check_trainer, class_in
 from pytest_trlcompat.doctor.stack_spec import StackSpec
-from pytest_trlcompat.trainers.curing.kinds import TRAINERS
 
-__all__ = ["ApplicableIssue", "Diagnosis", "check_trainer", "diagnose", "is_predicted"]
+__all__ = ["SCHEMA", "ApplicableIssue", "Diagnosis", "diagnose", "is_predicted"]
+
+SCHEMA = 3
+"""Of :meth:`Diagnosis.to_dict`; see docs/reference/doctor.schema.json."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class ApplicableIssue:
     def judged(self) -> bool:
         """Whether it has an effect of its own, and not only a suite that other known issues stop first."""
         return not all(effect.blocked_by for effect in self.effects)
+
+    @property
+    def siblings(self) -> str:
+        """What its id has in common with the ids of other trainers' issues of the same kind: ``attention-dropout``."""
+        return self.issue.id.removeprefix("first-").removeprefix(f"{self.issue.trainer}-")
 
     @property
     def strategies(self) -> tuple[str, ...]:
@@ -73,6 +80,8 @@ class Diagnosis:
             asked about stop their tests.
         partly_absent: sentences about strategies that were asked about, which some versions of the stack do not have.
         unmeasured: see :func:`~pytest_trlcompat.doctor.beyond.unmeasured_releases`.
+        nobody_measured: the considered strategies under which no cell was measured with the trainer; no pins are
+            recommended for them.
     """
 
     spec: StackSpec
@@ -91,6 +100,7 @@ class Diagnosis:
     python: str = ""
     stopped_for_others: tuple[str, ...] = ()
     partly_absent: tuple[str, ...] = ()
+    nobody_measured: tuple[str, ...] = ()
 
     @property
     def is_clear(self) -> bool:
@@ -111,14 +121,13 @@ class Diagnosis:
         """The class of the trainer that the question is about, where no sweep trains with it; else empty."""
         if not self.trainer or self.trainer in MEASURED:
             return ""
-        return TRAINERS[self.trainer]
+        return class_in(self.trainer, self.spec)
 
     @property
     def summary(self) -> str:
         """How many known issues affect the stack, as a clause."""
         if self.issues:
-            judged = sum(applicable.judged for applicable in self.issues)
-            return summary(judged, len(self.issues) - judged)
+            return summary(self.counts["affect"], self.counts["cannot_be_judged"])
         return summary(0, len(self.unpredicted), measured=not self.predicted)
 
     @property
@@ -142,6 +151,22 @@ class Diagnosis:
             f"no sweep trains with {name}: what is said here was measured with GRPO alone, and an issue that only "
             f"{name} has is not known here",
         )
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many known issues affect the stack, may and cannot be judged, are without a prediction, and do not."""
+        judged = sum(applicable.judged for applicable in self.issues)
+        return {
+            "affect": judged,
+            "cannot_be_judged": len(self.issues) - judged,
+            "not_predicted": len(self.unpredicted),
+            "do_not_affect": len(self.clear) - len(self.unpredicted),
+        }
+
+    def reaches(self, severity: str) -> bool:
+        """Whether an issue of this severity or a worse one affects the stack, and can be judged."""
+        worst = SEVERITIES.index(severity)
+        return any(each.judged and SEVERITIES.index(each.issue.severity) <= worst for each in self.issues)
 
     def remedy(self, applicable: ApplicableIssue) -> str:
         """What to do about an issue with this stack, under the strategies under which it is a problem by itself."""
@@ -185,7 +210,7 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
         return {
-            "schema": 2,
+            "schema": SCHEMA,
             "source": self.spec.source,
             "stack": dict(self.spec.texts),
             "forks": [
@@ -202,14 +227,21 @@ class Diagnosis:
             "torch": self.torch,
             "python": self.python,
             "unmeasured": {name: list(around) for name, around in self.unmeasured.items()},
+            "counts": self.counts,
             "issues": [_issue_to_dict(applicable, self) for applicable in self.issues],
             "clear": list(self.clear),
             "unpredicted": list(self.unpredicted),
             "nearest": self.nearest.id if self.nearest else None,
             "ok_pins": [
-                {"cell": pins.cell.id, "versions": dict(pins.cell.versions), "strategies": list(pins.strategies)}
+                {
+                    "cell": pins.cell.id,
+                    "versions": dict(pins.cell.versions),
+                    "strategies": list(pins.strategies),
+                    "trainers": list(pins.trainers),
+                }
                 for pins in self.pins
             ],
+            "nobody_measured": list(self.nobody_measured),
             "fewest_issues": self.fewest
             and {
                 "cell": self.fewest.cell.id,
@@ -224,6 +256,7 @@ def _issue_to_dict(applicable: ApplicableIssue, diagnosis: Diagnosis) -> dict[st
     return {
         "id": issue.id,
         "title": issue.title,
+        "severity": issue.severity,
         "wrong": issue.wrong,
         "symptoms": [{"type": symptom.type_name, "text": symptom.pattern.pattern} for symptom in issue.symptoms],
         "remedy": diagnosis.remedy(applicable),
@@ -267,10 +300,10 @@ def diagnose(
         StrategyError: the trainer, or a strategy, is absent from the stack; see
             :func:`~pytest_trlcompat.doctor.applicable.considered_strategies`.
     """
-    check_trainer(trainer, spec, catalog)
+    if trainer:
+        check_trainer(trainer, spec, catalog)
     considered, left_out = considered_strategies(strategies, spec, trainer)
-    worst_first = sorted(catalog.values(), key=lambda issue: SEVERITIES.index(issue.severity))
-    relevant = Catalog({issue.id: issue for issue in worst_first if issue.meets(trainer) and not issue.is_search})
+    relevant = Catalog({issue.id: issue for issue in catalog.values() if issue.meets(trainer) and not issue.is_search})
     foreign = {issue.id for issue in catalog.values() if not issue.meets(trainer)}
     projection, neighbours = Projection(spec.versions, spec.together), Neighbours(spec, measured)
     issues: list[ApplicableIssue] = []
@@ -286,13 +319,15 @@ def diagnose(
         for name in clear
         if not is_predicted(relevant[name], relevant[name].without_blockers(foreign), projection, considered)
     )
-    # A stable sort: issues with the same verdict stay in the order of their severity.
-    issues.sort(key=lambda applicable: min(SEVERITY.index(effect.verdict) for effect in applicable.effects))
-    scope = Scope(relevant, considered, neighbours, (trainer,) if trainer else trainers_in(spec, catalog), foreign)
+    stopping = {effect.blocked_by for applicable in issues for effect in applicable.effects}
+    issues.sort(key=lambda applicable: _order(applicable, applicable.issue.id in stopping))
+    trainers = (trainer,) if trainer else trainers_in(spec, catalog)
+    scope = Scope(relevant, considered, neighbours, trainers, foreign, trainer)
     # Where a trainer's own suites were not run, that a cell is without known issues says too little.
     recommendable = not trainer or trainer in MEASURED
     pins = ok_pins(scope) if issues and recommendable else ()
-    ok_for_all = any(pin.strategies == considered for pin in pins)
+    nobody_measured = unmeasured_strategies(scope) if recommendable else considered
+    ok_for_all = any(len(pin.strategies) == len(considered) - len(nobody_measured) for pin in pins)
     return Diagnosis(
         spec=spec,
         strategies=considered,
@@ -305,6 +340,7 @@ def diagnose(
             if is_predicted(relevant[name], relevant[name].predictions, projection, considered)
         ),
         partly_absent=partly_absent(strategies, spec, trainer),
+        nobody_measured=nobody_measured,
         measured=measured,
         nearest=measured.cells[neighbours.order[0]] if neighbours.order else None,
         pins=pins,
@@ -317,28 +353,13 @@ def diagnose(
     )
 
 
-def check_trainer(trainer: str, spec: StackSpec, catalog: Catalog) -> None:
-    """
-    Raises:
-        StrategyError: the stack's trl has no such trainer, by all that the catalogue predicts of it.
-    """
-    if trainer not in MEASURED:
-        return
-    projection = Projection({"trl": spec.versions.get("trl", ALL)})
-    predictions = [
-        prediction
-        for issue in catalog.values()
-        if issue.trainer == trainer  # of either RLOO: a release has one of them
-        for label in issue.labels()
-        for prediction in projection.regions(issue.predictions, "upstream", label).predicted.values()
-        if prediction is not None
-    ]
-    if predictions and all(prediction.verdict is Verdict.ABSENT for prediction in predictions):
-        (why, _), *_ = Counter(prediction.why for prediction in predictions).most_common(1)
-        raise StrategyError(
-            f"trainer {trainer} is absent with trl {spec.texts.get('trl', '')} ({spec.source}): {why}; name a release "
-            "of trl that has it, or another trainer"
-        )
+def _order(applicable: ApplicableIssue, stops_others: bool) -> tuple[object, ...]:
+    """What ends an import or the first step, and so the tests of others, comes first, then the worst; siblings stand
+    together, and what cannot be judged comes last."""
+    severity = applicable.issue.severity
+    rank = -1 if stops_others and severity == "crash" else SEVERITIES.index(severity)
+    verdict = min(SEVERITY.index(effect.verdict) for effect in applicable.effects)
+    return not applicable.judged, rank, verdict, applicable.siblings, applicable.issue.id
 
 
 def is_predicted(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pytest_trlcompat.catalog.issue import KnownIssue, Prediction, kind
 from pytest_trlcompat.catalog.measurements import CellSet
+from pytest_trlcompat.catalog.ranges import at, parse
 from pytest_trlcompat.catalog.regions import Projection, Region
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.doctor.confidence import Confidence, Level
@@ -140,9 +141,14 @@ def _only_measured(
 
 def _beneath(issue: KnownIssue, label: str, versions: Mapping[str, str]) -> str:
     """The problem that is predicted for a cell where no other known issue stops the suite; empty if none is."""
-    rest = (prediction for prediction in issue.without_blockers() if prediction.applies("upstream", label, versions))
-    prediction = next(rest, None)
+    rest = (prediction for prediction in issue.without_blockers() if prediction.concerns("upstream", label))
+    prediction = next((prediction for prediction in rest if _holds(prediction.when, versions)), None)
     return f"{prediction.verdict}: {prediction.why}" if prediction is not None and prediction.verdict.is_problem else ""
+
+
+def _holds(when: Mapping[str, str], versions: Mapping[str, str]) -> bool:
+    """By remembered ranges: one answer of ``packaging``'s costs its import, a tenth of the whole."""
+    return all(package in versions and parse(text).covers(at(versions[package])) for package, text in when.items())
 
 
 def _confidence(

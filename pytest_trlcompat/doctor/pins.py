@@ -18,7 +18,7 @@ from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.doctor.neighbours import Neighbours
 from pytest_trlcompat.doctor.stack_spec import StackSpec
 
-__all__ = ["Pins", "Scope", "fewest_issues", "ok_pins", "trainers_in"]
+__all__ = ["Pins", "Scope", "fewest_issues", "ok_pins", "trainers_in", "unmeasured_strategies"]
 
 _PROBLEMS = frozenset(verdict.value for verdict in Verdict if verdict.is_problem)
 _TRAINED = [verdict.value for verdict in (Verdict.OK, Verdict.SILENT, Verdict.WASTEFUL)]
@@ -27,11 +27,16 @@ _ABSENT, _UNTESTABLE = Verdict.ABSENT.value, Verdict.UNTESTABLE.value
 
 @dataclass(frozen=True)
 class Pins:
-    """A measured cell in which no known issue but ``issues`` shows under ``strategies``."""
+    """A measured cell in which no known issue but ``issues`` shows under ``strategies``.
+
+    Attributes:
+        trainers: those with which the cell was measured under one of these strategies.
+    """
 
     cell: Cell
     strategies: tuple[str, ...]
     issues: tuple[str, ...] = ()
+    trainers: tuple[str, ...] = ()
 
 
 class _Line(NamedTuple):
@@ -67,6 +72,8 @@ class Scope:
         considered: the strategies.
         trainers: those that a recommended cell must have.
         foreign: ids of known issues of trainers that are not asked about; what they stop is stopped for others.
+        asked: the trainer that the question is about, which a recommended cell must have been measured with under each
+            strategy; empty for all, of which it must have been measured with one.
     """
 
     catalog: Catalog
@@ -74,6 +81,7 @@ class Scope:
     neighbours: Neighbours
     trainers: Collection[str] = TRAINERS
     foreign: Collection[str] = ()
+    asked: str = ""
 
     @functools.cached_property
     def _lines(self) -> list[_Line]:
@@ -139,23 +147,60 @@ class Scope:
         return {name: shown[name] for name in self.catalog if name in shown}
 
     def usable(self, considered: Sequence[str]) -> CellSet:
-        """The cells in which all could be tested, and that have each of the trainers, under each strategy.
+        """The cells in which all could be tested, and that have each of the trainers, under each strategy, of which the
+        one that is asked about was measured there.
 
         Where all verdicts with a trainer, or with it under a strategy, are ``absent``, the cell does not have it.
         """
+        strategies = {kind(name) for name in considered}
+        if strategies <= set(considered):  # no variant is asked about alone: each strategy has an answer of its own
+            judged = [self._untestable_or_absent.get(strategy, (0, 0)) for strategy in strategies]
+            untestable, lacking = _union(cells for cells, _ in judged), _union(cells for _, cells in judged)
+        else:
+            untestable, lacking = self._of_lines(self._asked(considered))
+        lacking |= _union(self._lacking(trainer, strategy) for trainer in self.trainers for strategy in strategies)
+        for strategy in strategies if self.asked else ():
+            lacking |= ~self.trained(self.asked, strategy)
+        return self._with_trainers & ~lacking & ~untestable
+
+    @functools.cached_property
+    def _untestable_or_absent(self) -> dict[str, tuple[CellSet, CellSet]]:
+        """:meth:`_of_lines` of each strategy with all its variants."""
+        return {strategy: self._of_lines(lines) for strategy, lines in self._by_strategy.items()}
+
+    def _of_lines(self, lines: Iterable[_Line]) -> tuple[CellSet, CellSet]:
+        """The cells in which something could not be tested, and those in which all with a trainer was absent."""
         untestable = 0
         absent: dict[tuple[str, str], CellSet] = {}
         present: dict[tuple[str, str], CellSet] = {}
-        for line in self._asked(considered):
+        for line in lines:
             if line.measured:
                 key = line.trainer, line.strategy
                 untestable |= line.untestable
                 absent[key] = absent.get(key, 0) | line.absent
                 present[key] = present.get(key, 0) | line.measured & ~line.absent
-        lacking = _union(absent[key] & ~present[key] for key in absent if key[0] in self.trainers)
+        return untestable, _union(absent[key] & ~present[key] for key in absent if key[0] in self.trainers)
+
+    def trained(self, trainer: str, strategy: str) -> CellSet:
+        """The cells in which a known issue was judged with a trainer under a strategy, without a variant."""
+        return self._trained.get((trainer, strategy), 0)
+
+    @functools.cached_property
+    def _trained(self) -> dict[tuple[str, str], CellSet]:
+        trained: dict[tuple[str, str], CellSet] = {}
+        for line in self._lines:
+            key = line.trainer, line.strategy
+            trained[key] = trained.get(key, 0) | line.measured & ~line.absent & ~line.untestable
+        return trained
+
+    def trained_in(self, number: int, considered: Sequence[str]) -> tuple[str, ...]:
+        """The trainers with which a cell was measured under one of some strategies."""
         strategies = {kind(name) for name in considered}
-        lacking |= _union(self._lacking(trainer, strategy) for trainer in self.trainers for strategy in strategies)
-        return self._with_trainers & ~lacking & ~untestable
+        return tuple(
+            trainer
+            for trainer in TRAINERS
+            if any(self.trained(trainer, strategy) >> number & 1 for strategy in strategies)
+        )
 
     def _lacking(self, trainer: str, strategy: str) -> CellSet:
         """The cells in which a trainer does not have a strategy, unless it was seen to train."""
@@ -223,13 +268,24 @@ def trainers_in(spec: StackSpec, catalog: Catalog) -> tuple[str, ...]:
     return trainers or TRAINERS
 
 
-def ok_pins(scope: Scope) -> tuple[Pins, ...]:
-    """The nearest cell that is ``ok`` for all strategies, after one with the stack's own trl that is so for most.
+def unmeasured_strategies(scope: Scope) -> tuple[str, ...]:
+    """The considered strategies under which no cell was measured with the trainer that is asked about.
 
-    If no cell is ``ok`` for all and none has this trl, the one for most may have any trl.
+    Empty where none is asked about.
     """
-    neighbours, considered = scope.neighbours, scope.considered
-    cells = neighbours.measured.cells
+    return tuple(name for name in scope.considered if scope.asked and not scope.trained(scope.asked, kind(name)))
+
+
+def ok_pins(scope: Scope) -> tuple[Pins, ...]:
+    """The nearest cell that is ``ok`` for all measured strategies, after one with the stack's own trl that is so for
+    most.
+
+    If no cell is ``ok`` for all and none has this trl, the one for most may have any trl. Nothing is recommended for
+    :func:`unmeasured_strategies`.
+    """
+    neighbours, considered = scope.neighbours, _measured_strategies(scope)
+    if not considered:
+        return ()
     has_same_trl = neighbours.at("trl") & neighbours.with_same_packages
     fine = _ok(scope, considered)
     every = neighbours.nearest(fine) if fine else None
@@ -245,8 +301,18 @@ def ok_pins(scope: Scope) -> tuple[Pins, ...]:
             fine_for, key=lambda candidate: len(candidate[1]), default=None
         )  # the nearest of those with the most
         if best is not None and best[1]:
-            pins.append(Pins(cells[best[0]], best[1]))
-    return tuple(pins) if every is None else (*pins, Pins(cells[every], considered))
+            pins.append(_pins(scope, best[0], best[1]))
+    return tuple(pins) if every is None else (*pins, _pins(scope, every, considered))
+
+
+def _measured_strategies(scope: Scope) -> tuple[str, ...]:
+    unmeasured = unmeasured_strategies(scope)
+    return tuple(name for name in scope.considered if name not in unmeasured)
+
+
+def _pins(scope: Scope, number: int, strategies: tuple[str, ...], issues: Sequence[str] = ()) -> Pins:
+    cell = scope.neighbours.measured.cells[number]
+    return Pins(cell, strategies, tuple(issues), scope.trained_in(number, strategies))
 
 
 def _ok(scope: Scope, considered: Sequence[str]) -> CellSet:
@@ -255,14 +321,16 @@ def _ok(scope: Scope, considered: Sequence[str]) -> CellSet:
 
 
 def fewest_issues(scope: Scope, fewer_than: int) -> Pins | None:
-    """The nearest of the cells with the fewest issues under all strategies, if these are fewer than so many."""
-    neighbours = scope.neighbours
-    shown = scope.shown(scope.considered)
+    """The nearest of the cells with the fewest issues under all measured strategies, if it has fewer than so many."""
+    neighbours, considered = scope.neighbours, _measured_strategies(scope)
+    if not considered:
+        return None
+    shown = scope.shown(considered)
     best = None
-    for number in neighbours.nearest_first(scope.usable(scope.considered) & neighbours.with_same_packages):
+    for number in neighbours.nearest_first(scope.usable(considered) & neighbours.with_same_packages):
         names = [name for name, cells in shown.items() if cells >> number & 1]
         # Only fewer count, so that of equal ones the nearest stays.
         if len(names) < fewer_than:
             fewer_than = len(names)
-            best = Pins(neighbours.measured.cells[number], scope.considered, tuple(names))
+            best = _pins(scope, number, considered, names)
     return best

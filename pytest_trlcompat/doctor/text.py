@@ -5,6 +5,7 @@ Imports no package of the stack, and works without ``rich``.
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import IO
@@ -16,27 +17,38 @@ from pytest_trlcompat.doctor.effects import Effect
 from pytest_trlcompat.doctor.pins import Pins
 from pytest_trlcompat.doctor.stack_spec import ORDER
 from pytest_trlcompat.stack import OPTIONAL
+from pytest_trlcompat.trainers.curing.kinds import TRAINERS
 
 __all__ = ["show"]
 
 _WIDTH = 120
 """The maximum width in columns, and the width when the output is not a terminal."""
+_HEIGHT = 40
+"""A screen in lines, when the output is not a terminal."""
+_COUNTING = 4
+"""Lines of a screen that say how many issues are not shown."""
 _INDENT = 2
 _LABEL = 11
+_SEVERITY = 9
 
 Line = tuple[str, str]
 """A style of rich's and a text."""
 
 
-def show(diagnosis: Diagnosis, file: IO[str]) -> None:
-    """Print a diagnosis to ``file``."""
+def show(diagnosis: Diagnosis, file: IO[str], *, everything: bool = True) -> None:
+    """Print a diagnosis to ``file``.
+
+    Args:
+        everything: each issue in full; otherwise in a line, with its siblings, where that is more than a screen.
+    """
     terminal = file.isatty()
-    width = _WIDTH
+    width, height = _WIDTH, _HEIGHT
     if terminal:
         import shutil
 
-        width = min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
-    lines = list(_lines(diagnosis, width))
+        size = shutil.get_terminal_size((_WIDTH, _HEIGHT))
+        width, height = min(_WIDTH, size.columns), size.lines - 1
+    lines = _in_full(diagnosis, width) if everything else _on_a_screen(diagnosis, width, height)
     if terminal:
         try:
             from rich.console import Console
@@ -51,7 +63,48 @@ def show(diagnosis: Diagnosis, file: IO[str]) -> None:
     file.write(encodable("".join(f"{text}\n" for _, text in lines), getattr(file, "encoding", None)))
 
 
-def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
+def _in_full(diagnosis: Diagnosis, width: int) -> list[Line]:
+    return [*_head(diagnosis, width), *_issues(diagnosis, width)]
+
+
+def _on_a_screen(diagnosis: Diagnosis, width: int, height: int) -> list[Line]:
+    """Everything where it fits; else as many issues as do, the worst first, and how many are not shown."""
+    head = list(_head(diagnosis, width))
+    # What does not fit is not made: remedies and lines of a hundred issues take a tenth of an answer.
+    in_full = list(itertools.islice(_issues(diagnosis, width), max(0, height - len(head)) + 1))
+    if len(head) + len(in_full) <= height:
+        return [*head, *in_full]
+    groups: dict[tuple[bool, str, str], list[ApplicableIssue]] = {}
+    for applicable in diagnosis.issues:
+        groups.setdefault((applicable.judged, applicable.issue.severity, applicable.siblings), []).append(applicable)
+    entries = [(len(group), list(_in_brief(group, width))) for (judged, *_), group in groups.items() if judged]
+    advice = [("", ""), *_advice(diagnosis, width, brief=True)]
+    room = max(1, height - len(head) - len(advice) - _COUNTING)
+    shown, lines = 0, [("", "")]
+    for number, entry in entries:
+        if shown and len(lines) + len(entry) > room:
+            break
+        shown += number
+        lines += entry
+    counts = diagnosis.counts
+    parts = [
+        f"{shown} of {counts['affect']} are shown, {counts['affect'] - shown} are not",
+        *([f"{counts['cannot_be_judged']} more cannot be judged"] if counts["cannot_be_judged"] else []),
+        *([f"of {counts['not_predicted']} nothing is predicted"] if counts["not_predicted"] else []),
+    ]
+    sentence = f"{'; '.join(parts)}. --all shows each with its cure, trlcompat issue ID one of them."
+    return [*head, *lines, ("", ""), *_wrapped("bold", sentence, width), *advice]
+
+
+def _in_brief(group: Sequence[ApplicableIssue], width: int) -> Iterator[Line]:
+    first = group[0].issue
+    names = ", ".join(applicable.issue.id for applicable in group)
+    yield from (
+        ("", line) for line in _fill(f"{names}: {first.title}", width, first.severity.ljust(_SEVERITY), " " * _SEVERITY)
+    )
+
+
+def _head(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     yield from _wrapped("", _stack(diagnosis), width)
     for note in diagnosis.notes:
         yield from _wrapped("yellow", f"note: {note}", width)
@@ -66,6 +119,9 @@ def _lines(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         yield from _wrapped("yellow", f"not measured: {missing}; {caveat}", width)
     yield "", ""
     yield from _summary(diagnosis, width)
+
+
+def _issues(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     named: dict[str, list[str]] = {}
     described = {
         effect.why for applicable in diagnosis.issues for effect in applicable.effects if not effect.blocked_by
@@ -104,7 +160,7 @@ def _issue(
         elsewhere: the trainer that the question is about, where it was not measured.
     """
     issue = applicable.issue
-    yield from _wrapped("bold red", f"{issue.id}: {issue.title}", width)
+    yield from _wrapped("bold red", f"{issue.id} ({issue.severity}): {issue.title}", width)
     for effect in applicable.effects:
         yield from _entry(effect.verdict.value, _effect(effect, described), width)
     if elsewhere:
@@ -167,28 +223,47 @@ def _summary(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
         yield from _wrapped("", sentence, width)
 
 
-def _advice(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
+def _advice(diagnosis: Diagnosis, width: int, *, brief: bool = False) -> Iterator[Line]:
     if advice := diagnosis.own_trainer:
-        yield from _wrapped("", advice, width)
+        of_mixins = "; a mixin in parentheses above"
+        yield from _wrapped("", f"{advice.partition(of_mixins)[0]}." if brief else advice, width)
         yield "", ""
     if name := diagnosis.unmeasured_trainer:
         yield from _wrapped("", f"No measured pins are recommended, since no sweep trains with {name}.", width)
         return
+    sweep = f"the sweep of {diagnosis.measured.date}" if diagnosis.measured.date else "any sweep"
+    if diagnosis.nobody_measured:
+        unmeasured = _under(diagnosis.nobody_measured) or " under any strategy"
+        sentence = (
+            f"No cell of {sweep} was measured with {TRAINERS[diagnosis.trainer]}{unmeasured}, so that no pins are "
+            "recommended for that."
+        )
+        yield from _wrapped("", sentence, width)
+    strategies = tuple(name for name in diagnosis.strategies if name not in diagnosis.nobody_measured)
     for pins in diagnosis.pins:
         under = _under(pins.strategies) or " under every strategy"
-        yield from _wrapped("", f"Nearest measured pins, ok for all issues{under}: {_versions(pins)}", width)
-    if not any(pins.strategies == diagnosis.strategies for pins in diagnosis.pins):
-        under = _under(diagnosis.strategies) or " under every strategy"
-        sweep = f"the sweep of {diagnosis.measured.date}" if diagnosis.measured.date else "any sweep"
+        sentence = (
+            f"Nearest measured pins, ok for all issues{under}{_measured_with(pins, diagnosis)}: {_versions(pins)}"
+        )
+        yield from _wrapped("", sentence, width)
+    if strategies and not any(pins.strategies == strategies for pins in diagnosis.pins):
+        under = _under(strategies) or " under every strategy"
         narrow = (
             "" if diagnosis.pins or diagnosis.fewest else "; --strategy and --trainer leave out what you do not use"
         )
         yield from _wrapped("", f"No cell of {sweep} is ok for all issues{under}{narrow}.", width)
     if diagnosis.fewest:
-        names = ", ".join(diagnosis.fewest.issues)
-        yield from _wrapped(
-            "", f"Measured pins with the fewest known issues ({names}): {_versions(diagnosis.fewest)}", width
-        )
+        names = str(len(diagnosis.fewest.issues)) if brief else ", ".join(diagnosis.fewest.issues)
+        alone = _measured_with(diagnosis.fewest, diagnosis)
+        sentence = f"Measured pins with the fewest known issues ({names}){alone}: {_versions(diagnosis.fewest)}"
+        yield from _wrapped("", sentence, width)
+
+
+def _measured_with(pins: Pins, diagnosis: Diagnosis) -> str:
+    """``, measured with GRPOTrainer alone``, where no trainer is asked about."""
+    if diagnosis.trainer or not pins.trainers:
+        return ""
+    return f", measured with {', '.join(TRAINERS[name] for name in pins.trainers)} alone"
 
 
 def _versions(pins: Pins) -> str:

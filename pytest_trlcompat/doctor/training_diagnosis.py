@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_trlcompat.catalog import remedies
+from pytest_trlcompat.catalog import known_issues, measurements, remedies
 from pytest_trlcompat.catalog.issue import FINDINGS, SEVERITIES, STRATEGIES, KnownIssue
 from pytest_trlcompat.catalog.issue import TRAINERS as MEASURED
 from pytest_trlcompat.catalog.known_issues import Catalog
@@ -14,10 +14,11 @@ from pytest_trlcompat.catalog.measurements import Measurements
 from pytest_trlcompat.catalog.regions import Projection
 from pytest_trlcompat.doctor.applicable import considered_strategies
 from pytest_trlcompat.doctor.biting import bites
-from pytest_trlcompat.doctor.diagnosis import check_trainer, is_predicted
-from pytest_trlcompat.doctor.effects import Effect, effects_of
+from pytest_trlcompat.doctor.diagnosis import is_predicted
+from pytest_trlcompat.doctor.effects import Effect, effects_of, uncured
 from pytest_trlcompat.doctor.neighbours import Neighbours
-from pytest_trlcompat.doctor.stack_spec import StackSpec
+from pytest_trlcompat.doctor.presence import check_trainer
+from pytest_trlcompat.doctor.stack_spec import Mention, StackSpec, of_mentions
 from pytest_trlcompat.trainers.curing.kinds import TRAINERS as CURED
 from pytest_trlcompat.training import defaults
 from pytest_trlcompat.training.answers import Answer, Bite, any_of
@@ -25,7 +26,7 @@ from pytest_trlcompat.training.axes import TRAINERS
 from pytest_trlcompat.training.errors import TrainingError
 from pytest_trlcompat.training.training import UNKNOWN, Training
 
-__all__ = ["SCHEMA", "BitingIssue", "TrainingDiagnosis", "diagnose_training"]
+__all__ = ["SCHEMA", "BitingIssue", "TrainingDiagnosis", "diagnose_training", "shown_by_stack"]
 
 SCHEMA = 1
 """Of :meth:`TrainingDiagnosis.to_dict`; see docs/how-to/ask-the-doctor.md."""
@@ -175,6 +176,29 @@ def diagnose_training(
     )
 
 
+def shown_by_stack(trainer: str, versions: Mapping[str, str]) -> Iterator[tuple[KnownIssue, list[str], list[str], str]]:
+    """The known issues that an installed stack shows to users of a trainer, whatever their settings.
+
+    Returns:
+        The issue; the labels under which it shows whatever other issues do; the mixins and configs that cure it for
+        this trainer; and why these are not enough, empty where they are.
+    """
+    catalog = known_issues.load()
+    measured = measurements.published(catalog)
+    mentions = [Mention.of_version(package, version, "installed here") for package, version in versions.items()]
+    spec = of_mentions(mentions, "installed here", complete=True)
+    kind = trainer if trainer in CURED else "trainer"
+    foreign = {issue.id for issue in catalog.values() if not issue.meets(kind)}
+    projection, neighbours = Projection(spec.versions, spec.together), Neighbours(spec, measured)
+    for issue in catalog.values():
+        if issue.meets(kind) and not issue.is_search:
+            effects = effects_of(issue, projection, neighbours, STRATEGIES, foreign)
+            if labels := _labels(_certain(effects)):
+                ways = measured.ways(issue)
+                cures = [*remedies.mixins(issue, kind, ways), *ways.configs]
+                yield issue, labels, cures, uncured(issue, projection, effects)
+
+
 def _considered(issue: KnownIssue, mine: Any) -> tuple[str, ...]:
     """The strategies whose labels say something of this training; what one process computes wrongly, ranks do too."""
     if mine is UNKNOWN or mine not in STRATEGIES:
@@ -185,8 +209,7 @@ def _considered(issue: KnownIssue, mine: Any) -> tuple[str, ...]:
 def _answer(issue: KnownIssue, effects: Sequence[Effect], training: Training, default: defaults.Default) -> Answer:
     """What the labels say that show it: with this stack, with a part of the versions that it may have, or behind
     another issue that stops its test first."""
-    whole = [effect for effect in effects if not effect.blocked_by and not effect.condition]
-    answers = [bites(issue, _labels(whole), training, default)]
+    answers = [bites(issue, _labels(_certain(effects)), training, default)]
     for effect in effects:
         if effect.blocked_by and effect.otherwise:
             answers.append(
@@ -195,6 +218,11 @@ def _answer(issue: KnownIssue, effects: Sequence[Effect], training: Training, de
         elif effect.condition and not effect.blocked_by:
             answers.append(bites(issue, _labels([effect]), training, default, f"only with {effect.condition}"))
     return any_of(answers)
+
+
+def _certain(effects: Sequence[Effect]) -> list[Effect]:
+    """Those that show with every version that the stack may have, whatever other issues do."""
+    return [effect for effect in effects if not effect.blocked_by and not effect.condition]
 
 
 def _labels(effects: Sequence[Effect]) -> list[str]:

@@ -79,6 +79,7 @@ _MODULES = (
     "pytest_trlcompat.trainers.corrected:GRPOTrainer",
     "pytest_trlcompat.trainers.corrected:PPOTrainer",
     "pytest_trlcompat.trainers.ppo.ppo_config",
+    "pytest_trlcompat.doctor.train_begin",  # what bites a training is told when it begins
     "pytest_trlcompat.launch.proof",
 )
 

@@ -21,7 +21,18 @@ import cloudpickle
 
 from pytest_trlcompat import _processes, accelerator
 from pytest_trlcompat.accelerator import artefacts
-from pytest_trlcompat.launch import comparing, debugging, engines, gloo_peers, proof, protocol, raising, relay, store
+from pytest_trlcompat.launch import (
+    beginnings,
+    comparing,
+    debugging,
+    engines,
+    gloo_peers,
+    proof,
+    protocol,
+    raising,
+    relay,
+    store,
+)
 from pytest_trlcompat.launch.measuring import measured
 from pytest_trlcompat.launch.messages import LaunchSpec, RankOutcome
 from pytest_trlcompat.launch.result import Failure
@@ -158,7 +169,7 @@ def _seed(seed: int) -> None:
 
 
 def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
-    observer, recorder = engines.Observer(), relay.Recorder()
+    observer, recorder, trainings = engines.Observer(), relay.Recorder(), beginnings.Beginnings()
     value, failure = None, None
     if spec.relay is not None:
         recorder.install(spec.relay)
@@ -169,7 +180,8 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
             observer.install()
             if (subjects := Subjects.of_this_process()) is not None:
                 subjects.install()
-            returned = function(*args, **kwargs)
+            with trainings.watching() if spec.relay is not None else contextlib.nullcontext():
+                returned = function(*args, **kwargs)
         # Before the proof, whose time is not the function's.
         ended = time.monotonic()
         seen = observer.seen()
@@ -190,7 +202,7 @@ def _call(spec: LaunchSpec, rank: int) -> RankOutcome:
         proof=seen,
         peak_accelerator_bytes=_peak_accelerator_bytes(),
         warned=tuple(recorder.warned),
-        records=tuple(recorder.records),
+        records=(*recorder.records, *trainings.records()),
     )
 
 

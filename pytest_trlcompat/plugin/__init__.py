@@ -10,3 +10,5 @@ from pytest_trlcompat.plugin.fixtures import *  # noqa: F403 - __all__ there lis
 from pytest_trlcompat.plugin.hooks import *  # noqa: F403
 from pytest_trlcompat.plugin.strategies import pytest_generate_tests as pytest_generate_tests
 from pytest_trlcompat.plugin.summary import *  # noqa: F403
+from pytest_trlcompat.plugin.trainings import pytest_runtest_call as pytest_runtest_call
+from pytest_trlcompat.plugin.trainings import pytest_runtest_makereport as pytest_runtest_makereport

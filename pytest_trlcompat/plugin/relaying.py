@@ -7,9 +7,10 @@ import sys
 import pytest
 
 from pytest_trlcompat.launch import LaunchResult
+from pytest_trlcompat.launch.beginnings import NAME, is_of_a_training
 from pytest_trlcompat.launch.live import prefixed
 from pytest_trlcompat.launch.relay import log_again, warn_again
-from pytest_trlcompat.plugin import settings
+from pytest_trlcompat.plugin import settings, trainings
 
 __all__ = ["Relay", "is_live"]
 
@@ -39,7 +40,11 @@ class Relay:
             for rank in result.ranks:
                 sys.stdout.write(prefixed(rank.stdout, rank.rank))
                 sys.stderr.write(prefixed(rank.stderr, rank.rank))
-        log_again(record for rank in result.ranks for record in rank.records)
+        records = [record for rank in result.ranks for record in rank.records]
+        trainings.remember(
+            self._config, {record[NAME]: record["msg"] for record in records if is_of_a_training(record)}
+        )
+        log_again(record for record in records if not is_of_a_training(record))
         try:
             warn_again(warned for rank in result.ranks for warned in rank.warned)
         except Warning:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_trlcompat import stack
-from pytest_trlcompat.plugin import settings
+from pytest_trlcompat.plugin import settings, trainings
 
 if TYPE_CHECKING:
     from pytest_trlcompat.catalog.summary_parts import CellSummary, Line
@@ -37,6 +37,7 @@ def pytest_terminal_summary(
     for why, count in _measured_again(terminalreporter).items():
         verdicts = "1 recorded verdict was" if count == 1 else f"{count} recorded verdicts were"
         terminalreporter.write_line(f"trlcompat: {verdicts} measured {why}, and measured again")
+    _say_what_bites_trainings(terminalreporter)
     texts = list(_recorded(terminalreporter))
     if not texts:
         return
@@ -67,6 +68,15 @@ def pytest_terminal_summary(
     terminalreporter.section("known issues")
     _write(terminalreporter, screen([cell], where=where, more=more, width=_WIDTH))
     _say_what_is_touched(terminalreporter, config.stash[settings.KEY].trainer.value, cell)
+
+
+def _say_what_bites_trainings(reporter: pytest.TerminalReporter) -> None:
+    issues = trainings.lines(reporter)
+    if issues:
+        from pytest_trlcompat._escaping import printable
+
+        for line in issues:
+            reporter.write_line(printable(f"trlcompat: {line}"))
 
 
 def _say_what_is_touched(reporter: pytest.TerminalReporter, trainers: Iterable[str], cell: CellSummary) -> None:

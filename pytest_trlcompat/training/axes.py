@@ -2,7 +2,7 @@
 
 Complete by construction: the tables below have every name that the libraries export for one of these things, and
 ``tests/stack/test_axes.py`` fails on one that nobody has placed. DeepSpeed's and Accelerate's keys are in
-:mod:`pytest_trlcompat.strategies.config_keys`, and nowhere else.
+:mod:`pytest_trlcompat.strategies.config_keys`, and nowhere else. Imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from pytest_trlcompat import _issue_ids
 from pytest_trlcompat.training.aliases import names_of
 from pytest_trlcompat.training.argument_names import ARGUMENTS, words
 
@@ -26,7 +25,22 @@ PARTS = ("arguments", "model", "adapter", "optimizer", "data", "parallel", "engi
 
 TRAINERS: Mapping[str, str] = MappingProxyType(
     {
-        **{name: trainer for name, trainer in _issue_ids.CLASSES.items() if name != "trainer"},
+        "grpo": "GRPOTrainer",
+        "ppo": "PPOTrainer",
+        "sft": "SFTTrainer",
+        "dpo": "DPOTrainer",
+        "reward": "RewardTrainer",
+        "rloo": "RLOOTrainer",
+        "kto": "KTOTrainer",
+        "orpo": "ORPOTrainer",
+        "cpo": "CPOTrainer",
+        "bco": "BCOTrainer",
+        "prm": "PRMTrainer",
+        "gkd": "GKDTrainer",
+        "distillation": "DistillationTrainer",
+        "online-dpo": "OnlineDPOTrainer",
+        "nash-md": "NashMDTrainer",
+        "xpo": "XPOTrainer",
         "a2po": "A2POTrainer",
         "align-prop": "AlignPropTrainer",
         "async-distillation": "AsyncDistillationTrainer",

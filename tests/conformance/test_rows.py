@@ -92,6 +92,12 @@ def test_labels_are_read_without_the_settings(trainer: str) -> None:
 
 
 @pytest.mark.parametrize("trainer", rows.TRAINERS)
+def test_a_row_is_read_alone_as_with_all_others(trainer: str) -> None:
+    assert {label: rows.row_named(trainer, label) for label in rows.labels(trainer)} == rows.load(trainer)
+    assert rows.row_named(trainer, "single-there_is_none") is None
+
+
+@pytest.mark.parametrize("trainer", rows.TRAINERS)
 def test_the_settings_are_each_another(trainer: str) -> None:
     written = [json.dumps([row.strategy, row.setting], sort_keys=True) for row in rows.load(trainer).values()]
     assert len(set(written)) == len(written)

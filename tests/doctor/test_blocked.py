@@ -44,8 +44,8 @@ def test_what_another_issue_stops_is_named_in_one_line_and_not_counted_as_affect
     text = text_of(found)
     assert "1 known issue affects this stack; 1 more cannot be judged." in text
     assert STOPPED in text
-    assert "one: title" in text
-    assert "two: title" not in text
+    assert "one (weights): title" in text
+    assert "two (weights): title" not in text
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_may_be_seen_is_described_in_full(first: Prediction, second: Predic
     found = ask("trl==0.15.2", issues=[issue(first), two(second, blocked())])
     text = text_of(found)
     assert STOPPED not in text
-    assert "two: title" in text
+    assert "two (weights): title" in text
     assert "one stops its test first: training fails" in text
 
 
@@ -137,7 +137,7 @@ def test_where_all_is_stopped_nothing_is_called_clear() -> None:
 
 
 def test_without_triton_what_is_right_is_named_alone_and_what_is_wrong_is_described(doctor: Run) -> None:
-    status, out, _ = doctor("trl==1.15.0", "transformers==5.23.0")
+    status, out, _ = doctor("trl==1.15.0", "transformers==5.23.0", "--all")
     text = " ".join(out.split())
     assert status == 1
     counted = re.search(r"(\d+) known issues affect this stack; (\d+) more cannot be judged\.", text)
@@ -148,7 +148,7 @@ def test_without_triton_what_is_right_is_named_alone_and_what_is_wrong_is_descri
     named = text.partition("Cannot be judged here, because grpo-needs-triton stops their tests first: ")[2]
     assert "grpo-temperature, " in named.partition(".")[0]
     assert "grpo-temperature: " not in text
-    assert "grpo-eval-remainder: GRPO's evaluation leaves out rows of its last batch" in text
+    assert "grpo-eval-remainder (numbers): GRPO's evaluation leaves out rows of its last batch" in text
     assert "where it does not, silent: Accelerate takes the number of prompts for that of rows" in text
 
 

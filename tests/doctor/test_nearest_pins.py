@@ -75,7 +75,8 @@ def test_pins_with_the_fewest_issues_are_named_if_none_are_without() -> None:
     show(found, file)
     assert " ".join(file.getvalue().split()).endswith(
         "No cell of the sweep of 2026-11-21 is ok for all issues under single. "
-        "Measured pins with the fewest known issues (c): trl==1.0.0 transformers==4.49.0"
+        "Measured pins with the fewest known issues (c), measured with GRPOTrainer alone: trl==1.0.0 "
+        "transformers==4.49.0"
     )
     assert ask("trl==1.3.0", issues=entries, cells=cells, strategies=["single"]).fewest is None, "not fewer"
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+from typing import Any
 
 import pytest
 
 from pytest_trlcompat.catalog import evidence, known_issues
 from pytest_trlcompat.catalog.evidence import MeasuredCell
-from pytest_trlcompat.catalog.issue import TRAINERS
+from pytest_trlcompat.catalog.issue import TRAINERS, kind, measured_with
 from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.doctor.diagnosis import Diagnosis
 from pytest_trlcompat.doctor.pins import trainers_in
 from pytest_trlcompat.doctor.requirements import of_pins
 from pytest_trlcompat.doctor.stack_spec import of_mentions
+from pytest_trlcompat.doctor.text import show
 
 from .made_up import ask, cell, issue, predict
 
@@ -52,26 +55,85 @@ def test_pins_have_the_trainers_that_the_question_is_about(
     assert [pins.cell.versions["trl"] for pins in found.pins] == [recommended]
 
 
-def test_a_trainer_that_a_cell_lacks_is_missing_where_it_is_not_measured_too() -> None:
-    """Under a strategy under which no known issue is measured with it."""
-    verdicts = {("ppo-one", "upstream", "zero3"): Verdict.ABSENT, ("one", "upstream", "single"): Verdict.OK}
-    lacking = dataclasses.replace(cell("1.13.0"), verdicts=verdicts)
-    has = dataclasses.replace(cell("0.20.0"), verdicts={**verdicts, ("ppo-one", "upstream", "zero3"): Verdict.BROKEN})
-    problem = issue(predict("broken", trl="==1.12.0"), predict("ok"))
-    found = ask("trl==1.12.0", issues=[PPO, problem], cells=[lacking, has], strategies=["single"], trainer="ppo")
-    assert [pins.cell.id for pins in found.pins] == ["trl0.20.0-tf4.49.0"]
+def _measuring(trl: str, **verdicts: str) -> MeasuredCell:
+    """``grpo="ok"``: the verdict of issue ``grpo-one`` under ``single``; ``ppo_zero3`` that of ``ppo-one`` there."""
+    found = {}
+    for name, verdict in verdicts.items():
+        trainer, _, strategy = name.partition("_")
+        found[f"{trainer}-one", "upstream", strategy or "single"] = Verdict(verdict)
+    return dataclasses.replace(cell(trl), verdicts=found)
 
 
-def test_what_a_cell_did_not_measure_with_a_trainer_is_asked_of_the_catalogue() -> None:
-    """As cells do that try a part: of prompts with images, say."""
-    absent = predict("absent", trl=">=1.13")
-    other = issue(predict("broken", trl="==1.12.0"), absent, predict("ok"), name="ppo-two")
-    part = [
-        dataclasses.replace(cell(trl), verdicts={("grpo-one", "upstream", "single"): Verdict.OK})
-        for trl in ("1.13.0", "0.20.0")
+PPO_TWO = issue(predict("broken", trl="==1.12.0"), predict("absent", trl=">=1.13"), predict("ok"), name="ppo-two")
+
+
+@pytest.mark.parametrize(
+    "nearer",
+    [
+        _measuring("1.11.0", grpo="ok"),  # with another trainer alone
+        _measuring("1.11.0", grpo="ok", ppo_zero3="ok"),  # under another strategy
+        _measuring("1.11.0", ppo="untestable"),
+        _measuring("1.13.0", ppo="absent"),
+    ],
+)
+def test_a_cell_in_which_nobody_measured_the_trainer_under_the_strategy_is_not_recommended(
+    nearer: MeasuredCell,
+) -> None:
+    asking: dict[str, Any] = {"issues": [GRPO, PPO, PPO_TWO], "strategies": ["single"], "trainer": "ppo"}
+    found = ask("trl==1.12.0", cells=[nearer, _measuring("0.20.0", ppo="ok")], **asking)
+    assert [(pins.cell.id, pins.trainers) for pins in found.pins] == [("trl0.20.0-tf4.49.0", ("ppo",))]
+    assert found.nobody_measured == ()
+    alone = ask("trl==1.12.0", cells=[nearer], **asking)
+    assert (alone.pins, alone.fewest, alone.nobody_measured) == ((), None, ("single",))
+    file = io.StringIO()
+    show(alone, file)
+    assert file.getvalue().splitlines()[-1] == (
+        "No cell of the sweep of 2026-11-21 was measured with PPOTrainer under single, so that no pins are recommended "
+        "for that."
+    )
+
+
+def test_pins_are_for_the_strategies_that_somebody_measured_with_the_trainer() -> None:
+    cells = [_measuring("0.20.0", ppo="ok")]
+    found = ask("trl==1.12.0", issues=[PPO, PPO_TWO], cells=cells, strategies=["single", "zero3"], trainer="ppo")
+    assert [(pins.cell.id, pins.strategies) for pins in found.pins] == [("trl0.20.0-tf4.49.0", ("single",))]
+    assert found.to_dict()["nobody_measured"] == ["zero3"]
+    file = io.StringIO()
+    show(found, file)
+    assert file.getvalue().splitlines()[-2:] == [
+        "No cell of the sweep of 2026-11-21 was measured with PPOTrainer under zero3, so that no pins are recommended "
+        "for that.",
+        "Nearest measured pins, ok for all issues under single: trl==0.20.0 transformers==4.49.0",
     ]
-    found = ask("trl==1.12.0", issues=[GRPO, PPO, other], cells=part, strategies=["single"], trainer="ppo")
-    assert [pins.cell.id for pins in found.pins] == ["trl0.20.0-tf4.49.0"]
+
+
+def test_where_no_trainer_is_asked_about_it_is_said_which_were_measured() -> None:
+    grpo_two = issue(predict("broken", trl="==1.14.0"), predict("ok"), name="grpo-two")
+    cells = [_measuring("1.13.0", grpo="ok")]
+    found = ask("trl==1.14.0", issues=[GRPO, PPO, grpo_two], cells=cells, strategies=["single"])
+    file = io.StringIO()
+    show(found, file)
+    assert file.getvalue().splitlines()[-1] == (
+        "Nearest measured pins, ok for all issues under single, measured with GRPOTrainer alone: trl==1.13.0 "
+        "transformers==4.49.0"
+    )
+
+
+def test_nothing_is_recommended_for_a_trainer_that_the_published_sweep_does_not_measure() -> None:
+    """ORPO has issues of its own, and rows of a suite, and no verdict in the evidence yet."""
+    found = ask(
+        "trl==1.16.0",
+        "transformers==5.23.0",
+        issues=list(known_issues.load().values()),
+        cells=[
+            dataclasses.replace(
+                each, verdicts={key: verdict for key, verdict in each.verdicts.items() if "orpo" not in key[0]}
+            )
+            for each in evidence.published().cells
+        ],
+        trainer="orpo",
+    )
+    assert (found.pins, found.fewest, found.nobody_measured) == ((), None, found.strategies)
 
 
 @pytest.mark.parametrize(("pins", "recommended"), [((), "1.14.0"), (("pillow==12.0.0",), "1.13.0")])
@@ -104,7 +166,7 @@ def test_the_trainers_of_a_stack_are_those_that_are_not_predicted_absent(pin: st
 @pytest.mark.parametrize(
     ("pins", "trainer", "strategies", "prefixes"),
     [
-        (("trl==0.13.0", "transformers==4.47.0"), "ppo", (), ["ppo"]),
+        (("trl==0.13.0", "transformers==4.47.0"), "ppo", ("ddp",), ["ppo"]),
         (("trl==1.11.0", "transformers==5.20.0"), "ppo", (), ["ppo"]),
         (("trl==0.15.2", "transformers==4.48.3"), "", ("ddp",), ["grpo", "ppo"]),
         (("trl==1.15.0", "transformers==5.23.0"), "", (), ["grpo"]),
@@ -131,6 +193,13 @@ def test_no_recommended_cell_of_the_evidence_lacks_the_trainer(
                 if name.startswith(f"{prefix}-") and subject == "upstream"
             }
             assert verdicts - {Verdict.ABSENT}, (each.cell.id, prefix)
+        for strategy in each.strategies if trainer else ():
+            judged = {
+                verdict
+                for (name, subject, label), verdict in measured[each.cell.id].verdicts.items()
+                if measured_with(name) == trainer and subject == "upstream" and kind(label) == strategy
+            }
+            assert judged - {Verdict.ABSENT, Verdict.UNTESTABLE}, (each.cell.id, strategy)
 
 
 # What another trainer's known issues stop
@@ -154,10 +223,14 @@ def test_what_issues_of_another_trainer_stop_is_judged_without_them() -> None:
 def test_a_cell_whose_failures_another_trainers_issue_explains_can_be_recommended() -> None:
     blocked = dataclasses.replace(predict("blocked", trl="==0.16.1"), by="grpo-one")
     shared = issue(blocked, predict("broken", trl="<0.16"), predict("ok"), name="lora-one", strategies=("single",))
-    verdicts = {("lora-one", "upstream", "single"): Verdict.BLOCKED}
-    cells = [dataclasses.replace(cell("0.16.1"), verdicts=verdicts), cell("1.0.0")]
+    verdicts = {("lora-one", "upstream", "single"): Verdict.BLOCKED, ("ppo-one", "upstream", "single"): Verdict.OK}
+    cells = [
+        dataclasses.replace(cell("0.16.1"), verdicts=verdicts),
+        dataclasses.replace(cell("1.0.0"), verdicts={("grpo-one", "upstream", "single"): Verdict.OK}),
+    ]
     for trainer, recommended in (("ppo", "0.16.1"), ("grpo", "1.0.0")):
-        found = ask("trl==0.15.2", issues=[GRPO, shared], cells=cells, strategies=["single"], trainer=trainer)
+        issues = [GRPO, issue(predict("ok"), name="ppo-one"), shared]
+        found = ask("trl==0.15.2", issues=issues, cells=cells, strategies=["single"], trainer=trainer)
         assert [pins.cell.versions["trl"] for pins in found.pins] == [recommended]
 
 

@@ -35,14 +35,14 @@ FULL = [
 
 
 def test_status_1_and_the_whole_text_when_a_known_issue_affects_the_stack(doctor: Run) -> None:
-    status, out, err = doctor(*FULL)
+    status, out, err = doctor(*FULL, "--all")
     assert (status, err) == (1, "")
     entry = known_issues.load()["grpo-logits-to-keep"]
     flat = " ".join(out.split())
     for text in (
         "trl 0.15.2, transformers 4.48.3, torch 2.13.0, ",
         "not specified: datasets",
-        f"{entry.id}: {entry.title}",
+        f"{entry.id} ({entry.severity}): {entry.title}",
         "wasteful under single, ddp, zero1, zero2, zero3, fsdp1: logits_to_keep is swallowed; TRL trims afterwards",
         "not considered: fsdp2: Accelerate knows FSDP2 from 1.6.0 on, and takes FSDP1 before without a word",
         f"symptom {entry.wrong}",
@@ -73,14 +73,14 @@ def test_the_text_in_full(doctor: Run, small: KnownIssue) -> None:
         "\n"
         "1 known issue affects this stack.\n"
         "\n"
-        "one: title\n"
+        "one (weights): title\n"
         "  broken     under zero3: broken because [measured on trl0.15.2-tf4.49.0]\n"
         "  symptom    wrong\n"
         "  cure       take trl >=0.18, or workaround\n"
         f"  upstream   {LINK}\n"
         "\n"
-        "Nearest measured pins, ok for all issues under single, ddp, zero1, zero2, fsdp1: trl==0.15.2 "
-        "transformers==4.49.0\n"
+        "Nearest measured pins, ok for all issues under single, ddp, zero1, zero2, fsdp1, measured with GRPOTrainer "
+        "alone:\n  trl==0.15.2 transformers==4.49.0\n"
         "No cell of the sweep of 2026-11-21 is ok for all issues under every strategy.\n"
     )
 
@@ -135,13 +135,13 @@ def test_releases_are_those_for_the_strategies_in_use(doctor: Run) -> None:
         remedies = {found["id"]: found["remedy"] for found in json.loads(out)["issues"]}
         assert status == 1
         assert remedies["grpo-logits-to-keep"].endswith(end)
-        line = "".join(doctor(*pins, "--strategy", strategy)[1].split())
+        line = "".join(doctor(*pins, "--strategy", strategy, "--all")[1].split())
         assert "".join(f"cure{remedies['grpo-logits-to-keep']}upstream".split()) in line
 
 
 def test_json_contains_everything_that_the_text_does(doctor: Run, small: KnownIssue) -> None:
     assert json.loads(doctor("--json", "trl==0.15.2", "peft==0.14.0", "--strategy=zero3")[1]) == {
-        "schema": 2,
+        "schema": 3,
         "source": "the command line",
         "stack": {"trl": "0.15.2", "peft": "0.14.0"},
         "forks": [],
@@ -155,10 +155,12 @@ def test_json_contains_everything_that_the_text_does(doctor: Run, small: KnownIs
         "torch": "",
         "python": "",
         "unmeasured": {},
+        "counts": {"affect": 1, "cannot_be_judged": 0, "not_predicted": 0, "do_not_affect": 0},
         "issues": [
             {
                 "id": "one",
                 "title": "title",
+                "severity": "weights",
                 "wrong": "wrong",
                 "symptoms": [{"type": "RuntimeError", "text": "on the same device"}],
                 "remedy": "take trl >=0.18, or workaround",
@@ -191,8 +193,10 @@ def test_json_contains_everything_that_the_text_does(doctor: Run, small: KnownIs
                 "cell": "trl0.18.2-tf4.49.0",
                 "versions": {"trl": "0.18.2", "transformers": "4.49.0"},
                 "strategies": ["zero3"],
+                "trainers": ["grpo"],
             }
         ],
+        "nobody_measured": [],
         "fewest_issues": None,
     }
 
@@ -214,7 +218,7 @@ def test_a_terminal_has_colours_where_rich_is_installed(monkeypatch: pytest.Monk
         show(ask("trl==0.15.2"), terminal)
         shown.append(terminal.getvalue())
     coloured, plain = shown
-    assert "\x1b[1;31mone: title\x1b[0m\n" in coloured
+    assert "\x1b[1;31mone (weights): title\x1b[0m\n" in coloured
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
     assert max(map(len, plain.splitlines())) <= 60
 
@@ -295,7 +299,7 @@ NOTE = (f"no sweep trains with {CLASS}: what is said here was measured with GRPO
 
 def test_any_trainer_can_be_asked_about_and_none_that_was_not_measured_is_called_safe(doctor: Run) -> None:
     newest = ("trl==1.16.0", "transformers==5.23.0", "--strategy", "fsdp2", "--trainer")
-    status, out, _ = doctor(*newest, UNMEASURED)
+    status, out, _ = doctor(*newest, UNMEASURED, "--all")
     flat = " ".join(out.split())
     assert status == 1
     for text in (
@@ -310,8 +314,8 @@ def test_any_trainer_can_be_asked_about_and_none_that_was_not_measured_is_called
     assert (document["trainer"], document["notes"][-1], document["ok_pins"]) == (UNMEASURED, NOTE, [])
     assert document["fewest_issues"] is None
     assert {each["measured_with"] for each in document["issues"]} == {"grpo"}
-    assert "cured(YourTrainer)" in doctor(*newest, "trainer")[1]
-    grpo = doctor(*newest, "grpo")[1]
+    assert "cured(YourTrainer)" in doctor(*newest, "trainer", "--all")[1]
+    grpo = doctor(*newest, "grpo", "--all")[1]
     assert "trainers.GRPOTrainer (FSDPSaveMixin)" in grpo
     assert "measured with GRPO alone" not in grpo
 
@@ -328,9 +332,9 @@ def test_no_finding_for_a_trainer_that_was_not_measured_is_not_an_all_clear(doct
 
 def test_an_unknown_trainer_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["doctor", "--trainer", "ddpo"])
+        cli.main(["doctor", "--trainer", "dpoo"])
     assert caught.value.code == 2
-    assert "invalid choice: 'ddpo' (choose from 'grpo', 'ppo', 'sft', 'dpo'," in capsys.readouterr().err
+    assert "invalid choice: 'dpoo' (choose from 'grpo', 'ppo', 'sft', 'dpo'," in capsys.readouterr().err
 
 
 def test_help_names_the_command_that_lists_cures(capsys: pytest.CaptureFixture[str]) -> None:

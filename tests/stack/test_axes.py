@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_trlcompat.training import axes
+from pytest_trlcompat.training import axes, trl_trainers
 from pytest_trlcompat.training.aliases import names_of
 from pytest_trlcompat.training.argument_names import ARGUMENTS
+from pytest_trlcompat.training.trl_trainers import key_of
 
 
 def _sources(package: str) -> Iterator[Path]:
@@ -57,6 +58,17 @@ def test_every_trainer_of_trl_is_placed() -> None:
     trainers = _trainers()
     assert len(trainers) > 10
     assert trainers - set(axes.CLASSES) - axes.NO_USERS_TRAINER == set()
+
+
+def test_the_table_of_releases_is_right_about_the_installed_one() -> None:
+    release = importlib.metadata.version("trl")
+    has = {
+        span.name
+        for trainer in axes.TRAINERS
+        for span in trl_trainers.spans_of(trainer)
+        if key_of(span.since) <= key_of(release) and not (span.left and key_of(span.left) <= key_of(release))
+    }
+    assert has == _trainers() - axes.NO_USERS_TRAINER
 
 
 def test_every_field_of_a_config_is_placed() -> None:

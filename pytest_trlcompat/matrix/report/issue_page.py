@@ -13,7 +13,7 @@ from packaging.version import Version
 from pytest_trlcompat._escaping import code, in_block, in_row
 from pytest_trlcompat.catalog import boundaries, remedies
 from pytest_trlcompat.catalog.evidence import Evidence
-from pytest_trlcompat.catalog.issue import STRATEGIES, SUBJECTS, KnownIssue
+from pytest_trlcompat.catalog.issue import SEVERITY_TEXTS, STRATEGIES, SUBJECTS, KnownIssue
 from pytest_trlcompat.catalog.regions import regions
 from pytest_trlcompat.catalog.summary_parts import PROBLEMS, CellSummary, corrected
 from pytest_trlcompat.catalog.verdict import Verdict
@@ -43,6 +43,7 @@ def issue_page(issue: KnownIssue, report: Report, evidence: Evidence, torch: Tor
     yield ""
     yield f"{in_block(issue.title)}."
     yield ""
+    yield f"- **Severity:** {issue.severity}: {SEVERITY_TEXTS[issue.severity]}"
     yield f"- **What is wrong:** {in_row(issue.wrong)}"
     yield f"- **What to do:** {in_row(remedies.remedy(issue, ways=remedies.ways_of(issue, evidence.cells)))}"
     yield f"- **Upstream:** {', '.join(f'<{link}>' for link in issue.upstream) or 'not reported'}"

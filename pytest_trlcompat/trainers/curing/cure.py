@@ -12,6 +12,7 @@ from pytest_trlcompat.trainers.curing import patch_points
 from pytest_trlcompat.trainers.curing.errors import CureError
 from pytest_trlcompat.trainers.curing.known import issues_of
 from pytest_trlcompat.trainers.curing.patching import PatchPoint, owner_of
+from pytest_trlcompat.training import begin
 
 __all__ = ["Activity", "Condition", "Cure", "CureStatus", "check_order", "check_points", "is_ours", "status_of"]
 
@@ -202,9 +203,11 @@ class Cure:
         check_points(type(self))
         super().__init__(*args, **kwargs)
         check_points(type(self), self)
+        begin.prepare(self)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self._log_cures()
+        begin.tell(self)
         upstream: Any = super()
         return upstream.train(*args, **kwargs)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 
-from pytest_trlcompat._issue_ids import CLASSES
 from pytest_trlcompat.trainers.curing.names import NEEDS, PLACES
+from pytest_trlcompat.training import axes
 
 __all__ = ["KINDS", "TRAINERS", "in_order", "kind_named"]
 
@@ -122,7 +123,7 @@ KINDS: Mapping[str, tuple[str, ...]] = _Kinds()
 """Kind of trainer to the names of its mixins: ``grpo``, ``ppo`` and ``distillation`` of TRL, ``rloo`` its RLOO from
 0.22 on, ``first_rloo`` that up to 0.21, whose training loop is PPO's, and ``trainer`` any other of Transformers'."""
 
-TRAINERS = CLASSES
+TRAINERS: Mapping[str, str] = MappingProxyType({**axes.TRAINERS, "trainer": "YourTrainer"})
 """What people call a trainer to the name of TRL's class; ``trainer`` is any other, also a user's own."""
 
 
