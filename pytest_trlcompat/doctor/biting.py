@@ -15,6 +15,7 @@ from pytest_trlcompat.catalog.issue import FINDINGS, KnownIssue, kind, measured_
 from pytest_trlcompat.conformance import rows
 from pytest_trlcompat.conformance.row_conditions import INSTRUMENTS, conditions_of
 from pytest_trlcompat.conformance.rows import Row
+from pytest_trlcompat.strategies import NAMES as STRATEGIES
 from pytest_trlcompat.strategies import parts_of
 from pytest_trlcompat.training.answers import Answer, Bite, all_of, any_of
 from pytest_trlcompat.training.axes import look_at
@@ -76,9 +77,11 @@ def bites(issue: KnownIssue, labels: Sequence[str], training: Training, defaults
 def _showing(issue: KnownIssue, labels: Sequence[str], training: Training, defaults: Defaults) -> Iterator[Answer]:
     """The answer for every label."""
     is_finding = issue.suite == FINDINGS and issue.when is None
+    # Under whatever strategy, so that it need not be known.
+    anywhere = Answer(Bite.BITES) if not issue.strategies and set(STRATEGIES) <= set(labels) else None
     by_label = rows.load(measured_with(issue.id)) if is_finding else {}
     for label in labels:
-        under = _under(label, training, lightly=issue.suite == FINDINGS)
+        under = anywhere or _under(label, training, lightly=issue.suite == FINDINGS)
         if issue.when is not None:
             stated = evaluate(_beside(issue.when, label), training, defaults)
             variant = [_of_variant(issue, label, training, defaults)] if parts_of(label)[2] else []

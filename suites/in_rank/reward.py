@@ -39,9 +39,10 @@ def adapter_loaded(subject: str, model: TinyModel) -> dict[str, Any]:
         ``head_trained``: whether a parameter of the head has a gradient; ``trained``: the rewards of two texts, and
         ``loaded``: those of the saved adapter on the same base, each time that it is loaded; or the ``failure``.
     """
+    measured: dict[str, Any] = {}
     with failure() as training:
-        return {"failure": None, **_measured(subject, model)}
-    return {"failure": training["text"]}
+        measured = _measured(subject, model)
+    return {"failure": training.get("text"), **measured}
 
 
 def _measured(subject: str, model: TinyModel) -> dict[str, Any]:

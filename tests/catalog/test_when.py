@@ -106,3 +106,15 @@ def test_what_a_suite_shows_bites_and_its_opposite_does_not(
     strategy = {} if "parallel.strategy" in measured else {"parallel.strategy": "single"}
     assert _bite(issue, label, release, {**strategy, **measured}) is BITES
     assert _bite(issue, label, release, {**strategy, **measured, **changed}) is bite
+
+
+@pytest.mark.parametrize(
+    ("issue", "values"),
+    [("reward-adapter-head", REWARD), ("dpo-changed-base", {**PEFT_CONFIG, "adapter.init": "pissa"})],
+)
+def test_what_every_strategy_shows_bites_a_training_that_names_none(issue: str, values: Mapping[str, Any]) -> None:
+    known = CATALOG[issue]
+    silent = {axis: value for axis, value in values.items() if axis != "parallel.strategy"}
+    training = Training(known.trainer, silent, whole=True)
+    assert bites(known, known.labels(), training, defaults.of(known.trainer, "1.16.0")).bite is BITES
+    assert bites(known, ["single", "ddp"], training, defaults.of(known.trainer, "1.16.0")).bite is OPEN
