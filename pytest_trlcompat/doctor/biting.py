@@ -15,10 +15,11 @@ from pytest_trlcompat.catalog.issue import FINDINGS, KnownIssue, kind, measured_
 from pytest_trlcompat.conformance import rows
 from pytest_trlcompat.conformance.row_conditions import INSTRUMENTS, conditions_of
 from pytest_trlcompat.conformance.rows import Row
+from pytest_trlcompat.strategies import NAMES as STRATEGIES
 from pytest_trlcompat.strategies import parts_of
 from pytest_trlcompat.training.answers import Answer, Bite, all_of, any_of
 from pytest_trlcompat.training.axes import look_at
-from pytest_trlcompat.training.conditions import Defaults, evaluate
+from pytest_trlcompat.training.conditions import Condition, Defaults, evaluate
 from pytest_trlcompat.training.training import UNKNOWN, Training
 
 __all__ = ["VARIANTS", "bites"]
@@ -41,6 +42,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "moe": {"model.experts": True},
     "no_gather": {"ds3_gather_for_generation": False},
     "no_shard": {"engine.fsdp_sharding": "no_shard"},
+    "not_reentrant": {"gradient_checkpointing_kwargs": [{"use_reentrant": False}]},
     "offload_parameters": {"engine.offload_parameters": True},
     "optimizer": {"optimizer.deepspeed": {"given": True}},
     "peft_config": {**_LORA, "adapter.made_by": "trainer"},
@@ -76,10 +78,14 @@ def _showing(issue: KnownIssue, labels: Sequence[str], training: Training, defau
     """The answer for every label."""
     is_finding = issue.suite == FINDINGS and issue.when is None
     measured = measured_with(issue.id)
-    stated = None if issue.when is None else evaluate(issue.when, training, defaults)
+    # Under whatever strategy, so that it need not be known.
+    anywhere = Answer(Bite.BITES) if not issue.strategies and set(STRATEGIES) <= set(labels) else None
+    in_general = None if issue.when is None else evaluate(issue.when, training, defaults)
     for label in labels:
-        under = _under(label, training, lightly=issue.suite == FINDINGS)
-        if stated is not None:
+        under = anywhere or _under(label, training, lightly=issue.suite == FINDINGS)
+        if issue.when is not None and in_general is not None:
+            condition = _beside(issue.when, label)
+            stated = in_general if condition is issue.when else evaluate(condition, training, defaults)
             variant = [_of_variant(issue, label, training, defaults)] if parts_of(label)[2] else []
             of_row = label in rows.labels(measured) if issue.suite == FINDINGS else False
             yield all_of([under, stated, *([] if of_row else variant)])
@@ -88,6 +94,16 @@ def _showing(issue: KnownIssue, labels: Sequence[str], training: Training, defau
             yield under if under.bite is Bite.DOES_NOT else all_of([under, _of_row(row, issue, training, defaults)])
         else:
             yield all_of([under, _of_variant(issue, label, training, defaults)])
+
+
+def _beside(condition: Condition, label: str) -> Condition:
+    """What an entry states, without the axes of which the variant of a label says what they were."""
+    words = (word for word in parts_of(label)[2].split("-") if word in VARIANTS)
+    varied = {axis for word in words for axis in VARIANTS[word]}
+    if not varied:
+        return condition
+    tables = [condition] if isinstance(condition, Mapping) else condition
+    return [{axis: value for axis, value in table.items() if axis not in varied} for table in tables]
 
 
 def _under(label: str, training: Training, lightly: bool) -> Answer:

@@ -9,14 +9,20 @@ import pytest
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
-from ..in_rank import adapter_saving
+from ..in_rank import adapter_saving, reward
+from ..measured import every
 from ..sharding.trainings import greatest_difference, read_safetensors
 from ..verdicts import failure_of
 
 if TYPE_CHECKING:
+    from pytest_trlcompat.tiny import TinyModel
+
+    from ..launches import LaunchCache
     from .trainings import AdapterTrainings
 
 FILE = "adapter_model.safetensors"
+REWARD_TOLERANCE = 1e-5
+"""Absolute, of rewards of about 0.1: a head that is drawn anew changes them by as much as they are."""
 
 
 @pytest.mark.known_issue("lora-fsdp-save")
@@ -75,3 +81,22 @@ def test_resuming_under_ddp(subject: str, judge: Judge, adapter_trainings: Adapt
         return Finding(Verdict.OK if right else Verdict.SILENT, evidence)
 
     judge(measure, subject=subject, strategy="ddp")
+
+
+@pytest.mark.known_issue("reward-adapter-head")
+def test_reward_head(subject: str, judge: Judge, launches: LaunchCache, saved_qwen2: TinyModel) -> None:
+    """The head of a reward model is neither trained nor saved with an adapter (trl 578, 1379).
+
+    Right is: with LoRA by a ``peft_config`` that names no task, the head is trained, and whoever loads the adapter onto
+    the model that it began with has the rewards of the trained model, each time.
+    """
+
+    def measure() -> Finding:
+        (run,) = launches(reward.adapter_loaded, subject, saved_qwen2, strategy="single").values
+        if run["failure"] is not None:
+            return Finding(Verdict.ERROR, run)
+        assert len(run["trained"]) > 1
+        same = every(loaded == pytest.approx(run["trained"], abs=REWARD_TOLERANCE) for loaded in run["loaded"])
+        return Finding(Verdict.OK if run["head_trained"] and same else Verdict.SILENT, run)
+
+    judge(measure, subject=subject, strategy="single")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import pytest
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding, Judge
 
-from ..in_rank import adapter_saving, adapters
+from ..in_rank import adapter_saving, adapters, dpo
 from ..measured import every
 from ..sharding.trainings import built_as_asked
 from ..verdicts import failure_of, unequal
@@ -19,11 +20,42 @@ from .trainings import as_in_one_process, failures_in
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pytest_trlcompat.tiny import TinyModel
+
+    from ..launches import LaunchCache
     from ..settings.trainings import SettingTrainings
     from .trainings import AdapterTrainings
 
 BF16_TOLERANCE = 0.02
 """Relative, of a gradient norm: recomputed activations round as the first ones did; what is left is the sum's order."""
+
+
+FIRST_LOSS_TOLERANCE = 1e-3
+"""Absolute, of log 2: releases log four digits. The loss of another reference is off by 1 and more."""
+
+
+@pytest.mark.known_issue("dpo-changed-base")
+def test_reference_of_changed_base(
+    subject: str, judge: Judge, launches: LaunchCache, tiny_qwen2: Callable[..., TinyModel]
+) -> None:
+    """The reference of DPO is the base of an adapter whose start has changed it.
+
+    Right is: before the first update policy and reference are one model, so that the loss is log 2 and the margins are
+    0, however the adapter starts.
+    """
+
+    def measure() -> Finding:
+        model = tiny_qwen2(initializer_range=0.5)
+        (run,) = launches(dpo.first_losses, subject, model, strategy="single").values
+        if (failed := failure_of(judge.issue.id, {"training": run["failure"]} if run["failure"] else {})) is not None:
+            return Finding(failed, run)
+        plain, *others = run["losses"]
+        log_2 = pytest.approx(math.log(2), abs=FIRST_LOSS_TOLERANCE)
+        assert plain == log_2, "of an adapter that begins as nothing"
+        right = every(loss == log_2 for loss in others)
+        return Finding(Verdict.OK if right else Verdict.SILENT, {"starts": dpo.STARTS, **run})
+
+    judge(measure, subject=subject, strategy="single")
 
 
 @pytest.mark.known_issue("grpo-lora-checkpointing")

@@ -21,17 +21,16 @@ if TYPE_CHECKING:
 
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["train"]
+__all__ = ["IN_BF16", "train"]
 
 STEPS, ACCUMULATED, ROWS, LENGTH = 2, 2, 2, 6
-_LEARNING_RATE = 0.1
 _SETTINGS: Mapping[str, Any] = {
     "per_device_train_batch_size": ROWS,
     "gradient_accumulation_steps": ACCUMULATED,
     "max_steps": STEPS,
     # Adam, and clipping, would hide a gradient of the wrong size.
     "optim": "sgd",
-    "learning_rate": _LEARNING_RATE,
+    "learning_rate": 0.1,
     "lr_scheduler_type": "constant",
     "max_grad_norm": 0.0,
     "logging_steps": 1,
@@ -40,11 +39,17 @@ _SETTINGS: Mapping[str, Any] = {
     "disable_tqdm": True,
 }
 
+IN_BF16: Mapping[str, Any] = {"bf16": True, "gradient_accumulation_steps": 1, "learning_rate": 0.5}
+"""One micro-batch a step, so that nobody divides by their number; steps so long that bfloat16 weights have them."""
+
 Rows = Sequence[Sequence[int]]
 
 
-def train(subject: str, model: TinyModel) -> dict[str, Any]:
+def train(subject: str, model: TinyModel, settings: Mapping[str, Any] = _SETTINGS) -> dict[str, Any]:
     """Train two steps of two micro-batches.
+
+    Args:
+        settings: of ``TrainingArguments``, in place of those here: :data:`IN_BF16`.
 
     Returns:
         ``moved``: how far the weights are from the right ones, as a part of how far these have moved; ``losses``: those
@@ -53,7 +58,7 @@ def train(subject: str, model: TinyModel) -> dict[str, Any]:
     """
     batches_of_rank: list[Rows] = []
     with failure() as training:
-        trainer = _trainer(subject, model, batches_of_rank)
+        trainer = _trainer(subject, model, batches_of_rank, settings)
         trainer.train()
         weights = whole(trainer.model_wrapped)
     if training:
@@ -62,10 +67,10 @@ def train(subject: str, model: TinyModel) -> dict[str, Any]:
     if int(os.environ.get("RANK", "0")):
         return {"failure": None}
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return {"failure": None, "losses": losses, **_compared_with_pytorch(model, weights, batches)}
+    return {"failure": None, "losses": losses, **_compared_with_pytorch(trainer.args, model, weights, batches)}
 
 
-def _trainer(subject: str, model: TinyModel, batches_of_rank: list[Rows]) -> Any:
+def _trainer(subject: str, model: TinyModel, batches_of_rank: list[Rows], settings: Mapping[str, Any]) -> Any:
     import torch
     import transformers
 
@@ -85,7 +90,7 @@ def _trainer(subject: str, model: TinyModel, batches_of_rank: list[Rows]) -> Any
     rows = torch.randint(2, model.vocab_size, (64, LENGTH), generator=random)
     dataset = [{"input_ids": row, "labels": row} for row in rows]
     with own_fields(transformers.TrainingArguments):
-        arguments = transformers.TrainingArguments(tempfile.mkdtemp(prefix="trlcompat-"), **_SETTINGS)
+        arguments = transformers.TrainingArguments(tempfile.mkdtemp(prefix="trlcompat-"), **{**_SETTINGS, **settings})
     kind: Any = cured(OwnLoss) if subject == "corrected" else OwnLoss
     return kind(model=grpo.load_policy(model), args=arguments, train_dataset=dataset)
 
@@ -98,17 +103,17 @@ def _loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _compared_with_pytorch(
-    model: TinyModel, weights: Mapping[str, torch.Tensor], batches: Sequence[Sequence[Rows]]
+    args: Any, model: TinyModel, weights: Mapping[str, torch.Tensor], batches: Sequence[Sequence[Rows]]
 ) -> dict[str, Any]:
     """The same steps on a copy of the model, in one process: the mean of all micro-batches of all ranks."""
     import torch
 
     right = model.new_model()
     before = {name: parameter.detach().clone() for name, parameter in right.named_parameters()}
-    optimizer = torch.optim.SGD(right.parameters(), lr=_LEARNING_RATE)
+    optimizer = torch.optim.SGD(right.parameters(), lr=args.learning_rate)
     losses = []
     for step in range(STEPS):
-        numbers = range(step * ACCUMULATED, (step + 1) * ACCUMULATED)
+        numbers = range(step * args.gradient_accumulation_steps, (step + 1) * args.gradient_accumulation_steps)
         together = [_loss(right, torch.tensor(rank[number])) for rank in batches for number in numbers]
         loss = torch.stack(together).mean()
         optimizer.zero_grad()

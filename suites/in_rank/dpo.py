@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_trlcompat.conformance.adapter import trainer_class
 from pytest_trlcompat.conformance.dpo.adapter import ADAPTER
-from pytest_trlcompat.training.aliases import renamed
+from pytest_trlcompat.training.aliases import accepted, renamed
 
 from .sharding import failure
 
 if TYPE_CHECKING:
     from pytest_trlcompat.tiny import TinyModel
 
-__all__ = ["SIDES", "held_parameters", "precomputed", "precomputed_from_files", "save"]
+__all__ = ["SIDES", "STARTS", "first_losses", "held_parameters", "precomputed", "precomputed_from_files", "save"]
 
 SIDES = ("chosen", "rejected")
 FACTORS = (1.0, 0.8)
 """By which the weights of each reference model differ from the policy's."""
 SETTING = {"precompute_ref_log_probs": True}
 ROWS, PAIRS = "rows", 16
+STARTS = (True, "pissa", "olora")
+"""Values of ``init_lora_weights``; the first leaves the model as it is, the others change its base weights."""
 
 
 def save(model: TinyModel, folder: Path) -> list[dict[str, list[float]]]:
@@ -111,6 +113,53 @@ def held_parameters(subject: str, model: TinyModel, folder: Path) -> dict[str, A
     held = {id(parameter): parameter.numel() for module in modules for parameter in module.parameters()}
     beside = sum(size for name, size in held.items() if name not in policy_sizes)
     return {"failure": None, "policy": sum(policy_sizes.values()), "beside": beside}
+
+
+def first_losses(subject: str, model: TinyModel) -> dict[str, Any]:
+    """Of a training with LoRA and no reference model, the first step for each of :data:`STARTS`.
+
+    Returns:
+        ``failure``, and in ``losses`` and ``margins`` the loss and the reward margins that the first step logs.
+    """
+    result: dict[str, Any] = {"failure": None, "losses": [], "margins": []}
+    for start in STARTS:
+        with failure() as training:
+            entry = _first_step(subject, model, start)
+        if training:
+            return {**result, "failure": training["text"]}
+        result["losses"].append(float(entry["loss"]))
+        result["margins"].append(float(entry["rewards/margins"]))
+    return result
+
+
+def _first_step(subject: str, model: TinyModel, start: bool | str) -> dict[str, Any]:
+    import tempfile
+
+    import trl
+    from peft import LoraConfig
+
+    settings = {
+        "output_dir": tempfile.mkdtemp(prefix="trlcompat-"),
+        "max_steps": 1,
+        "per_device_train_batch_size": 8,
+        "beta": 1.0,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    trainer = trainer_class(subject, "DPOTrainer")(
+        model=model.new_model(),
+        args=trl.DPOConfig(**accepted(trl.DPOConfig, settings)),
+        train_dataset=_rows(model),
+        peft_config=LoraConfig(r=4, lora_alpha=4, target_modules="all-linear", init_lora_weights=start),
+        **renamed(trl.DPOTrainer, {"processing_class": model.tokenizer}),
+    )
+    trainer.train()
+    entry: dict[str, Any] = trainer.state.log_history[0]
+    return entry
 
 
 def _of_trainings(subject: str, model: TinyModel, rows: Any, references: list[Path]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,9 @@ import pytest
 from pytest_trlcompat.catalog.verdict import Verdict
 from pytest_trlcompat.plugin.judging import Finding, Judge, Untestable
 
-from ..in_rank import adapters, settings
+from ..in_rank import accumulation, adapters, settings
 from ..in_rank.sharding import STEPS
-from ..launches import distinct
+from ..launches import Failures, distinct
 from ..settings.table import row
 from ..verdicts import failure_of
 from .equivalence import GRAD_NORM_TOLERANCE, judge_equivalence
@@ -22,6 +23,7 @@ from .trainings import NO_SHARD, WORLD_SIZE, built_as_asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pytest_trlcompat.launch import Launcher
     from pytest_trlcompat.tiny import TinyModel
@@ -50,6 +52,55 @@ def test_accumulated_gradients(subject: str, judge: Judge, trained: Trainings) -
     Right is: gradient norms and weights of two steps, each of two accumulated batches, are those of a single process.
     """
     judge(lambda: judge_equivalence(trained, subject, NO_SHARD), subject=subject, strategy=NO_SHARD)
+
+
+FP32_SUMS: Mapping[str, Any] = {
+    "zero_optimization": {"stage": 1},
+    "bf16": {"enabled": True},
+    "data_types": {"grad_accum_dtype": "fp32"},
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "train_batch_size": "auto",
+    "gradient_clipping": "auto",
+}
+"""DeepSpeed's config, as a user who asks for float32 sums of bfloat16 gradients writes it."""
+FP32_SUMS_TOLERANCE = 0.2
+"""Of how far the weights have moved: bfloat16 weights round it; gradients of one rank alone are as far off as it is."""
+
+
+@pytest.mark.known_issue("deepspeed-fp32-sums")
+def test_float32_sums(
+    subject: str, judge: Judge, launches: LaunchCache, tiny_qwen2: Callable[..., TinyModel], tmp_path: Path
+) -> None:
+    """ZeRO-1 in bfloat16 whose gradients are summed in float32 reduces a copy (deepspeed 7985).
+
+    Right is: after two steps of a plain Trainer the weights are where SGD on the mean over both ranks puts them.
+    """
+
+    def measure() -> Finding:
+        config = tmp_path / "deepspeed.json"
+        config.write_text(json.dumps(FP32_SUMS))
+        model = tiny_qwen2(initializer_range=0.3, num_hidden_layers=1)
+        result = launches(
+            accumulation.train,
+            subject,
+            model,
+            accumulation.IN_BF16,
+            strategy="zero1",
+            options={"config": str(config)},
+            sharded=False,
+        )
+        ranks = result.values
+        failures = Failures.of([{"training": rank["failure"]} for rank in ranks])
+        failed = failure_of(judge.issue.id, failures.first)
+        if failed is not None:
+            return Finding(failed, {"failures": failures.first, **failures.of_other_ranks})
+        built_as_asked("zero1", result.ranks[0].proof["engines"], None)
+        evidence = {name: value for name, value in ranks[0].items() if name != "failure"}
+        right = evidence["moved"] < FP32_SUMS_TOLERANCE
+        return Finding(Verdict.OK if right else Verdict.SILENT, evidence)
+
+    judge(measure, subject=subject, strategy="zero1")
 
 
 @pytest.mark.known_issue("fsdp2-grad-norm")

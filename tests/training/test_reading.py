@@ -155,6 +155,7 @@ def test_a_file_with_an_adapter(folder: Path) -> None:
         "dropout": True,
         "init": True,
         "bias": "none",
+        "task_type": "CAUSAL_LM",  # the default of ModelConfig
     }
     assert _values(training, "eval_strategy", "model.quantised", "optim") == ["steps", True, "paged_adamw_32bit"]
 

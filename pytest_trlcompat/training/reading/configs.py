@@ -79,7 +79,7 @@ def _of_model_config(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if "load_in_4bit" in arguments or "load_in_8bit" in arguments:
         values["model.quantised"] = bool(arguments.get("load_in_4bit") or arguments.get("load_in_8bit"))
     if "use_peft" in arguments:
-        values |= _adapter("lora" if arguments["use_peft"] else None, arguments)
+        values |= _adapter("lora" if arguments["use_peft"] else None, {"lora_task_type": "CAUSAL_LM", **arguments})
     if isinstance(steps := arguments.get("resume_from_checkpoint"), (str, bool)):
         values["life.resumed"] = bool(steps)
     return values
