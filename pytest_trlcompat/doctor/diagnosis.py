@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from pytest_trlcompat.catalog.known_issues import Catalog
 from pytest_trlcompat.catalog.measurements import Cell, Measurements
 from pytest_trlcompat.catalog.ranges import ALL
 from pytest_trlcompat.catalog.regions import Projection
-from pytest_trlcompat.catalog.verdict import SEVERITY
+from pytest_trlcompat.catalog.verdict import SEVERITY, Verdict
 from pytest_trlcompat.doctor.applicable import considered_strategies, partly_absent, summary
 from pytest_trlcompat.doctor.beyond import describe, other_python, other_torch, torch_of_same_pins, unmeasured_releases
 from pytest_trlcompat.doctor.effects import Effect, effects_of, uncured
@@ -22,6 +23,7 @@ from pytest_trlcompat.doctor.neighbours import Neighbours
 from pytest_trlcompat.doctor.pins import Pins, Scope, fewest_issues, ok_pins, trainers_in, unmeasured_strategies
 from pytest_trlcompat.doctor.presence import check_trainer, class_in
 from pytest_trlcompat.doctor.stack_spec import StackSpec
+from pytest_trlcompat.strategies.dimensions import parts_of
 
 __all__ = ["SCHEMA", "ApplicableIssue", "Diagnosis", "diagnose", "is_predicted"]
 
@@ -45,6 +47,13 @@ class ApplicableIssue:
     def judged(self) -> bool:
         """Whether it has an effect of its own, and not only a suite that other known issues stop first."""
         return not all(effect.blocked_by for effect in self.effects)
+
+    @property
+    def ends_a_plain_training(self) -> bool:
+        """Whether it raises in a training that sets nothing out of the ordinary, under one of the strategies."""
+        if self.issue.when or self.issue.needs or all(effect.verdict is not Verdict.BROKEN for effect in self.effects):
+            return False
+        return any(parts_of(label)[2] in ("", "default") for label in self.issue.labels())
 
     @property
     def siblings(self) -> str:
@@ -319,8 +328,8 @@ def diagnose(
         for name in clear
         if not is_predicted(relevant[name], relevant[name].without_blockers(foreign), projection, considered)
     )
-    stopping = {effect.blocked_by for applicable in issues for effect in applicable.effects}
-    issues.sort(key=lambda applicable: _order(applicable, applicable.issue.id in stopping))
+    stopped = Counter(name for applicable in issues for name in {effect.blocked_by for effect in applicable.effects})
+    issues.sort(key=lambda applicable: _order(applicable, stopped[applicable.issue.id]))
     trainers = (trainer,) if trainer else trainers_in(spec, catalog)
     scope = Scope(relevant, considered, neighbours, trainers, foreign, trainer)
     # Where a trainer's own suites were not run, that a cell is without known issues says too little.
@@ -353,11 +362,19 @@ def diagnose(
     )
 
 
-def _order(applicable: ApplicableIssue, stops_others: bool) -> tuple[object, ...]:
-    """What ends an import or the first step, and so the tests of others, comes first, then the worst; siblings stand
-    together, and what cannot be judged comes last."""
+def _order(applicable: ApplicableIssue, stopped: int) -> tuple[object, ...]:
+    """What ends an import or the first step, whatever is silent behind it, comes first, then the worst; siblings stand
+    together, and what cannot be judged comes last.
+
+    Args:
+        stopped: how many others it stops.
+    """
     severity = applicable.issue.severity
-    rank = -1 if stops_others and severity == "crash" else SEVERITIES.index(severity)
+    rank: tuple[int, ...] = (2 + SEVERITIES.index(severity),)
+    if severity == "crash" and applicable.ends_a_plain_training:
+        rank = (0, int(bool(applicable.issue.trainer)), -stopped)  # what meets every trainer, such as an import, first
+    elif severity == "crash" and stopped:
+        rank = (1, -stopped)
     verdict = min(SEVERITY.index(effect.verdict) for effect in applicable.effects)
     return not applicable.judged, rank, verdict, applicable.siblings, applicable.issue.id
 

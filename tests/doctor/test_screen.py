@@ -36,12 +36,22 @@ def _shown(diagnosis: Diagnosis) -> list[str]:
 
 
 def test_what_ends_the_first_step_comes_before_all_then_severity_with_siblings_together() -> None:
+    later = dataclasses.replace(_known("grpo-later", "crash"), when={"use_vllm": True})
     entries = [
         *(_known("dpo-b", "numbers"), _known("sft-a"), _known("grpo-start", "crash"), _known("dpo-a")),
-        *(_known("sft-b", "numbers"), _known("grpo-later", "crash"), _known("grpo-c", by="grpo-start")),
+        *(_known("sft-b", "numbers"), later, _known("grpo-c", by="grpo-start")),
     ]
     found = ask("trl==1.16.0", issues=entries)
     assert _ids(found) == ["grpo-start", "dpo-a", "sft-a", "grpo-later", "dpo-b", "sft-b", "grpo-c"]
+
+
+def test_what_ends_a_plain_training_comes_before_what_ends_a_special_one() -> None:
+    import_fails, special = _known("trl-import", "crash"), _known("dpo-evaluated-raw", "crash")
+    default = dataclasses.replace(_known("dpo-warnings", "crash"), strategies=("single-default",))
+    special = dataclasses.replace(special, strategies=("single-evaluation_given",))
+    hidden = dataclasses.replace(_known("dpo-a", by="dpo-evaluated-raw"), strategies=("single",))
+    found = ask("trl==1.16.0", issues=[_known("dpo-b"), special, hidden, default, import_fails])
+    assert _ids(found) == ["trl-import", "dpo-warnings", "dpo-evaluated-raw", "dpo-b", "dpo-a"]
 
 
 def test_an_issue_that_ends_nothing_stands_by_its_severity_whatever_it_stops() -> None:
