@@ -139,7 +139,9 @@ def _marks(item: pytest.Item, name: str) -> list[pytest.Mark]:
 @pytest.hookimpl(tryfirst=True)  # before fixtures that launch something
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # What a suite measures must not depend on the filters and levels of the project beside which it runs.
-    item.config.stash[settings.RELAYED_KEY] = item.get_closest_marker("known_issue") is None
+    is_suite = item.get_closest_marker("known_issue") is not None
+    item.config.stash[settings.RELAYED_KEY] = not is_suite
+    item.config.stash[settings.WATCHED_KEY] = not is_suite and _is_ours(item)
 
 
 def _select_issues(config: pytest.Config, items: list[pytest.Item]) -> None:

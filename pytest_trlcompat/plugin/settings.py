@@ -25,6 +25,7 @@ __all__ = [
     "KEY",
     "RELAYED_KEY",
     "SPECS",
+    "WATCHED_KEY",
     "Device",
     "Setting",
     "SettingError",
@@ -156,6 +157,9 @@ DEVICE_KEY = pytest.StashKey[Device]()
 
 RELAYED_KEY = pytest.StashKey[bool]()
 """Key of whether the running test gets what its ranks print, warn of and log; unset before the first one."""
+
+WATCHED_KEY = pytest.StashKey[bool]()
+"""Key of whether trainings of the running test in the test process are looked at: of a project that uses the plugin."""
 
 
 def _device(text: str) -> str:

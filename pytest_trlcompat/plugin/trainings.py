@@ -2,7 +2,8 @@
 
 Trainings of launches say it with what their ranks logged; those of the test process itself are looked at here, if
 Transformers was imported before the test. It rides on the reports of tests, so that it also arrives from the workers of
-pytest-xdist. Suites of known issues are left out: they train so that an issue shows. Imports no package of the stack.
+pytest-xdist. Suites of known issues are left out: they train so that an issue shows; so are projects beside which the
+plugin is merely installed. Imports no package of the stack.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def remember(config: pytest.Config, issues: Mapping[str, str]) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     import sys
 
-    if "transformers.trainer" not in sys.modules or not item.config.stash.get(settings.RELAYED_KEY, True):
+    if "transformers.trainer" not in sys.modules or not item.config.stash.get(settings.WATCHED_KEY, False):
         return (yield)
     from pytest_trlcompat.launch.beginnings import Beginnings
 

@@ -239,3 +239,33 @@ def test_a_project_that_names_the_plugin_means_its_markers(
         monkeypatch.setenv("PYTEST_PLUGINS", "trlcompat")
     result = installed_only(*(["-p", "trlcompat"] if named == "-p" else []))
     result.assert_outcomes(skipped=1)
+
+
+@pytest.mark.parametrize(("arguments", "watched"), [((), False), (("-p", "trlcompat"), True)])
+def test_a_projects_own_trainings_are_left_as_they_are(
+    installed_only: Run, pytester: pytest.Pytester, arguments: tuple[str, ...], watched: bool
+) -> None:
+    pytester.makeconftest(
+        """
+        import sys
+        import types
+
+        class CallbackHandler:
+            def on_train_begin(self):
+                pass
+
+        sys.modules["transformers.trainer"] = types.ModuleType("transformers.trainer")
+        sys.modules["transformers.trainer_callback"] = module = types.ModuleType("transformers.trainer_callback")
+        module.CallbackHandler = CallbackHandler
+        """
+    )
+    pytester.makepyfile(
+        f"""
+        import sys
+
+        def test_training():
+            handler = sys.modules["transformers.trainer_callback"].CallbackHandler
+            assert hasattr(handler.on_train_begin, "__wrapped__") is {watched}
+        """
+    )
+    installed_only(*arguments).assert_outcomes(passed=1)
