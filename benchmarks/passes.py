@@ -54,29 +54,14 @@ def passes(call: Callable[[], object], folder: Path) -> Counter[Pass]:
         folder: of the package.
     """
     found: Counter[Pass] = Counter()
-    inside = f"{folder}/"
 
-    def file_of(frame: FrameType) -> str:
-        return frame.f_code.co_filename.removeprefix(inside)
+    def note(frame: FrameType, files: Pass) -> None:
+        function = inspect.unwrap(frame.f_globals.get(frame.f_code.co_name, None))  # type: ignore[arg-type]
+        # Otherwise it is a method, or a function in a function.
+        if getattr(function, "__code__", None) is frame.f_code and not is_word(files[1]):
+            found[files] += 1
 
-    def profile(frame: FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(inside) or code.co_name.startswith("<"):
-            return
-        function = inspect.unwrap(frame.f_globals.get(code.co_name, None))  # type: ignore[arg-type]
-        if getattr(function, "__code__", None) is not code:
-            return  # a method, or a function in a function
-        caller = frame.f_back
-        while caller is not None and not caller.f_code.co_filename.startswith(inside):
-            caller = caller.f_back
-        if caller is not None and file_of(caller) != file_of(frame) and not is_word(file_of(frame)):
-            found[file_of(caller), file_of(frame)] += 1
-
-    sys.setprofile(profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
+    _watch(call, folder, note)
     return found
 
 
@@ -88,26 +73,38 @@ def calls_back(call: Callable[[], object], folder: Path) -> Counter[Pass]:
     """
     above = importing(folder)
     found: Counter[Pass] = Counter()
+
+    def note(frame: FrameType, files: Pass) -> None:
+        if frame.f_code.co_name != "<module>" and files[1] in above.get(files[0], ()):
+            found[files] += 1
+
+    _watch(call, folder, note)
+    return found
+
+
+def _watch(call: Callable[[], object], folder: Path, note: Callable[[FrameType, Pass], None]) -> None:
+    """Note each call from a file of the package into another one, also through what is not of the package."""
     inside = f"{folder}/"
 
+    def is_inside(frame: FrameType) -> bool:
+        return frame.f_code.co_filename.startswith(inside)
+
     def profile(frame: FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(inside) or code.co_name == "<module>":
+        if event != "call" or not is_inside(frame):
             return
         caller = frame.f_back
-        while caller is not None and not caller.f_code.co_filename.startswith(inside):
+        while caller is not None and not is_inside(caller):
             caller = caller.f_back
         if caller is not None:
-            names = tuple(one.f_code.co_filename.removeprefix(inside) for one in (caller, frame))
-            if names[0] != names[1] and names[1] in above.get(names[0], ()):
-                found[names[0], names[1]] += 1
+            origin, target = (at.f_code.co_filename.removeprefix(inside) for at in (caller, frame))
+            if origin != target:
+                note(frame, (origin, target))
 
     sys.setprofile(profile)
     try:
         call()
     finally:
         sys.setprofile(None)
-    return found
 
 
 def importing(folder: Path) -> dict[str, set[str]]:

@@ -55,6 +55,12 @@ def test_pins_have_the_trainers_that_the_question_is_about(
     assert [pins.cell.versions["trl"] for pins in found.pins] == [recommended]
 
 
+def _shown(diagnosis: Diagnosis) -> list[str]:
+    file = io.StringIO()
+    show(diagnosis, file)
+    return file.getvalue().splitlines()
+
+
 def _measuring(trl: str, **verdicts: str) -> MeasuredCell:
     """``grpo="ok"``: the verdict of issue ``grpo-one`` under ``single``; ``ppo_zero3`` that of ``ppo-one`` there."""
     found = {}
@@ -85,9 +91,7 @@ def test_a_cell_in_which_nobody_measured_the_trainer_under_the_strategy_is_not_r
     assert found.nobody_measured == ()
     alone = ask("trl==1.12.0", cells=[nearer], **asking)
     assert (alone.pins, alone.fewest, alone.nobody_measured) == ((), None, ("single",))
-    file = io.StringIO()
-    show(alone, file)
-    assert file.getvalue().splitlines()[-1] == (
+    assert _shown(alone)[-1] == (
         "No cell of the sweep of 2026-11-21 was measured with PPOTrainer under single, so that no pins are recommended "
         "for that."
     )
@@ -98,9 +102,7 @@ def test_pins_are_for_the_strategies_that_somebody_measured_with_the_trainer() -
     found = ask("trl==1.12.0", issues=[PPO, PPO_TWO], cells=cells, strategies=["single", "zero3"], trainer="ppo")
     assert [(pins.cell.id, pins.strategies) for pins in found.pins] == [("trl0.20.0-tf4.49.0", ("single",))]
     assert found.to_dict()["nobody_measured"] == ["zero3"]
-    file = io.StringIO()
-    show(found, file)
-    assert file.getvalue().splitlines()[-2:] == [
+    assert _shown(found)[-2:] == [
         "No cell of the sweep of 2026-11-21 was measured with PPOTrainer under zero3, so that no pins are recommended "
         "for that.",
         "Nearest measured pins, ok for all issues under single: trl==0.20.0 transformers==4.49.0",
@@ -111,9 +113,7 @@ def test_where_no_trainer_is_asked_about_it_is_said_which_were_measured() -> Non
     grpo_two = issue(predict("broken", trl="==1.14.0"), predict("ok"), name="grpo-two")
     cells = [_measuring("1.13.0", grpo="ok")]
     found = ask("trl==1.14.0", issues=[GRPO, PPO, grpo_two], cells=cells, strategies=["single"])
-    file = io.StringIO()
-    show(found, file)
-    assert file.getvalue().splitlines()[-1] == (
+    assert _shown(found)[-1] == (
         "Nearest measured pins, ok for all issues under single, measured with GRPOTrainer alone: trl==1.13.0 "
         "transformers==4.49.0"
     )

@@ -79,7 +79,7 @@ class TrainerAccumulationMixin(ScaledBackward):
     @cached_property
     def _may_stay_undivided(self) -> bool:
         """Whether the loss is a mean of its micro-batch, and ``Trainer`` may take it for one that is divided."""
-        if Version(transformers.__version__) >= _DIVIDES and not getattr(self, _ACCEPTS, False):
+        if _divides() and not getattr(self, _ACCEPTS, False):
             return False
         return getattr(self, "compute_loss_func", None) is None and _is_mean(type(self))
 
@@ -103,13 +103,13 @@ class TrainerAccumulationMixin(ScaledBackward):
         steps = self._micro_batches()
         divisor, _ = self._divisions_seen.get(steps, (steps, False))
         # Before 4.48 Trainer divides what it logs, though not what it goes backward from.
-        return reported if divisor > 1 or Version(transformers.__version__) < _DIVIDES else reported / steps
+        return reported if divisor > 1 or not _divides() else reported / steps
 
     @classmethod
     def _activity(cls, trainer_class: type, trainer: Any) -> Activity:
-        if trainer._may_stay_undivided if trainer is not None else _says_nothing(trainer_class):
-            if trainer is None:
-                return Activity(None, f"{ACCUMULATION.where}: Trainer may leave a mean undivided")
+        if trainer is None and _says_nothing(trainer_class):
+            return Activity(None, f"{ACCUMULATION.where}: Trainer may leave a mean undivided")
+        if trainer is not None and trainer._may_stay_undivided:
             return super()._activity(trainer_class, trainer)
         both = (False, True) if trainer is None else (trainer._by_deepspeed(),)
         if not any(map(_divides_twice, both)):
@@ -136,9 +136,12 @@ def _is_mean(cls: type) -> bool:
 
 def _says_nothing(cls: type) -> bool:
     """Whether a class computes a mean, and no code of TRL's tells ``Trainer`` so."""
-    if not _is_mean(cls):
-        return False
-    return Version(transformers.__version__) < _DIVIDES or not class_uses(cls, _ACCEPTS, but=("transformers",))
+    return _is_mean(cls) and (not _divides() or not class_uses(cls, _ACCEPTS, but=("transformers",)))
+
+
+def _divides() -> bool:
+    """Whether ``Trainer`` divides a loss before its backward pass, where it takes it for a mean."""
+    return not _is_between(transformers.__version__, Version("0"), _DIVIDES)
 
 
 def _divides_twice(by_deepspeed: bool) -> bool:
